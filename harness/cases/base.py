@@ -1,0 +1,133 @@
+"""What a case is: the values that name it, the call that it stands for, and the work that the call does."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""Short dtype name, as it stands in cases, filters and rows -> dtype."""
+
+
+def known(kind: str, name: str, names) -> str:
+    """`name` if it is among `names`; else a ValueError that says what `kind` of name it is and lists those known."""
+    if name not in names:
+        raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(names)}")
+    return name
+
+
+@dataclass(frozen=True)
+class Case:
+    """One function at one shape, dtype, recipe and set of options.
+
+    `shape` is that of the input, `(..., H)`. `options` are pairs, kept sorted, so that equal cases compare equal:
+    `gamma_dtype`, `dz_dtype` (dtype names; default: `dtype`), `zero_centered_gamma` (bool), `layout`
+    (see `harness.cases.values.LAYOUTS`), `bias` (False: none), `eps`, `sm_margin`.
+    """
+
+    function: str
+    shape: tuple[int, ...]
+    dtype: str = "bf16"
+    recipe: str = "none"
+    options: tuple[tuple[str, Any], ...] = field(default=())
+
+    def __post_init__(self):
+        known("dtype", self.dtype, DTYPES)
+        for key, value in self.options:
+            if key.endswith("_dtype"):
+                known(f"dtype of {key}", value, DTYPES)
+        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "options", tuple(sorted(self.options)))
+
+    @property
+    def rows(self) -> int:
+        """How many rows of length `hidden` the input has: the product of the leading dimensions."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def hidden(self) -> int:
+        """H, the length of a row."""
+        return self.shape[-1]
+
+    @property
+    def shape_text(self) -> str:
+        """The shape as rows show it: "4096x8192"."""
+        return "x".join(map(str, self.shape))
+
+    @property
+    def name(self) -> str:
+        """What a person reads and `-k` searches: "rmsnorm_fwd 4096x8192 bf16 gamma_dtype=fp32"."""
+        recipe = [] if self.recipe == "none" else [self.recipe]
+        options = [f"{key}={value}" for key, value in self.options]
+        return " ".join([self.function, self.shape_text, self.dtype, *recipe, *options])
+
+    def option(self, key: str, default: Any = None) -> Any:
+        """The value of one option, or `default` where the case does not set it."""
+        return dict(self.options).get(key, default)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments that both twins of a function are called with."""
+
+    args: tuple
+    kwargs: dict[str, Any]
+
+    def tensors(self) -> list[Tensor]:
+        """Every input tensor, in order of the arguments."""
+        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor)]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The least traffic and arithmetic of a call: each input read once, each output written once."""
+
+    read_bytes: int
+    written_bytes: int
+    flops: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read and written together."""
+        return self.read_bytes + self.written_bytes
+
+
+class Expected(NamedTuple):
+    """A stretch of one output as the oracle has it.
+
+    `where` indexes the output after it is viewed as `value` is shaped: a slice of its rows, or of all of it.
+    `value` is float64. `unit` broadcasts against it: the magnitude that errors are relative to.
+    """
+
+    name: str
+    where: slice
+    value: Tensor
+    unit: Tensor
+
+
+class Family(Protocol):
+    """What the harness knows of one function; `harness.cases.FAMILIES[function]` is the instance."""
+
+    outputs: tuple[str | None, ...]
+    """Names of the function's results in order; None where the function always returns None."""
+
+    def make(self, case: Case, device, seed: int, values: str = "normal") -> Call:
+        """Inputs of the case from a seed; `values` is "normal" or one of `adversarial(case)`."""
+
+    def adversarial(self, case: Case) -> tuple[str, ...]:
+        """The kinds of adversarial values that suit the case."""
+
+    def expected(self, call: Call) -> Iterator[Expected]:
+        """The oracle's outputs in stretches small enough that their float64 temporaries fit in memory."""
+
+    def oracle(self, call: Call) -> dict[str, Tensor]:
+        """The oracle's outputs whole: float64, keyed by name, computed from the very values received."""
+
+    def work(self, case: Case) -> Work:
+        """Bytes and flops of the case from a formula; allocates nothing."""
+
+    def counted(self, call: Call, results: tuple) -> Work:
+        """Bytes counted from the tensors that really go in and out; flops from the formula."""
