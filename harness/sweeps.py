@@ -1,0 +1,154 @@
+"""Named lists of cases, and the filters that pick from them."""
+
+import re
+from collections.abc import Callable, Iterable
+
+from harness.cases import DTYPES, FAMILIES, Case, known
+
+RECIPES = ("none",)
+"""Quantization recipes that a case may name."""
+
+_FUNCTIONS = tuple(FAMILIES)
+_LLM_SHAPES = (
+    *((4096, hidden) for hidden in (1024, 2048, 4096, 8192, 16384, 32768)),
+    *((16384, hidden) for hidden in (1024, 2048, 4096, 8192, 16384)),
+    (8192, 5120), (8192, 12288),
+)
+_UNLISTED_HIDDEN = (3072, 6144, 7168, 10240, 20480)
+_EDGE_HIDDEN = (1, 2, 3, 7, 31, 33, 63, 100, 127, 129, 255, 1000, 1023, 1025, 4095, 4097, 5000, 16383, 16385, 20480,
+                33000, 65536, 70000, 131072, 200000, 300000)
+_EDGE_ROWS = (1, 7, 33, 130, 1025)
+_EDGE_ELEMENTS = 1 << 21
+
+
+def smoke() -> list[Case]:
+    """20 quick cases: every function at a size that fills a GPU, at two modest ones and at an odd one."""
+    shapes = (((4096, 4096), "bf16"), ((512, 2048), "bf16"), ((256, 8192), "fp16"), ((33, 1023), "fp32"))
+    return [Case(function, shape, dtype) for function in _FUNCTIONS for shape, dtype in shapes]
+
+
+def cpu() -> list[Case]:
+    """10 cases that a CPU finishes in a few seconds: what a run without a GPU measures."""
+    return [Case(function, shape) for function in _FUNCTIONS for shape in ((256, 4096), (33, 1023))]
+
+
+def llm() -> list[Case]:
+    """60 cases at the sizes of well-known models: hidden 1024 to 32768, 2048 to 16384 tokens, mostly bf16."""
+    listed = [Case(function, shape) for function in _FUNCTIONS[:4] for shape in _LLM_SHAPES]
+    return listed + [
+        Case("rmsnorm_bwd_add", (8192, 3072)),
+        Case("rmsnorm_bwd_add", (4096, 7168)),
+        Case("rmsnorm_bwd_add", (16384, 4096)),
+        Case("rmsnorm_fwd", (4096, 20480)),
+        Case("rmsnorm_fwd", (8192, 6144), options=(("gamma_dtype", "fp32"),)),
+        Case("layernorm_fwd", (8192, 10240), "fp16"),
+        Case("rmsnorm_bwd", (2048, 28672)),
+        Case("layernorm_bwd", (4096, 4096), "fp32"),
+    ]
+
+
+def unlisted() -> list[Case]:
+    """Hidden sizes between the well-known ones, with one row, few, many and very many: 100 bf16 cases."""
+    shapes = [(rows, hidden) for hidden in _UNLISTED_HIDDEN for rows in (1, 7, 2048, 50000)]
+    return [Case(function, shape) for function in _FUNCTIONS for shape in shapes]
+
+
+def edge() -> list[Case]:
+    """Odd, tiny, wide and empty shapes; every mix of dtypes; layouts; ranks; options. Little memory each."""
+    return [*_edge_shapes(), *_edge_dtypes(), *_edge_options(), *_edge_ranks()]
+
+
+def everything() -> list[Case]:
+    """All cases of all sweeps, each once."""
+    return list(dict.fromkeys(case for sweep in (smoke, cpu, llm, unlisted, edge) for case in sweep()))
+
+
+SWEEPS: dict[str, Callable[[], list[Case]]] = {
+    "smoke": smoke, "cpu": cpu, "llm": llm, "unlisted": unlisted, "edge": edge, "all": everything,
+}
+"""Name of a sweep -> the function that lists its cases."""
+
+
+def sweep(name: str) -> list[Case]:
+    """The cases of a named sweep; ValueError, with the names known, where there is none of that name."""
+    return SWEEPS[known("sweep", name, SWEEPS)]()
+
+
+def select(cases: Iterable[Case], *, function=None, dtype=None, recipe=None, shape=None, keyword=None) -> list[Case]:
+    """The cases that pass every filter given, in their order.
+
+    `function`, `dtype`, `recipe`: a name, several with commas, or a list of names. `keyword`: a regular expression
+    searched in the case's name. `shape`: "4096,8192" or "4096x8192", or a list of such; a shape that none of the cases
+    has gives new ones of that shape, for the functions, dtypes and recipes chosen: all functions, bf16 and none unless
+    said otherwise. Errors: ValueError for an unknown name, a malformed shape or a malformed expression.
+    """
+    functions, dtypes = _names("function", function, FAMILIES), _names("dtype", dtype, DTYPES)
+    recipes, pattern = _names("recipe", recipe, RECIPES), _pattern(keyword)
+    kept = [case for case in cases
+            if (not functions or case.function in functions) and (not dtypes or case.dtype in dtypes)
+            and (not recipes or case.recipe in recipes)]
+    if shape is not None:
+        asked = [parse_shape(text) for text in ([shape] if isinstance(shape, str) else shape)]
+        new = [Case(name, size, kind, way) for size in asked if all(case.shape != size for case in kept)
+               for name in functions or FAMILIES for kind in dtypes or ("bf16",) for way in recipes or ("none",)]
+        kept = [case for case in kept if case.shape in asked] + new
+    return [case for case in kept if pattern.search(case.name)]
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """(4096, 8192) from "4096,8192" or "4096x8192"; ValueError unless each part is a count and H is at least 1."""
+    parts = [part.strip() for part in re.split("[,x]", text)]
+    if not all(part.isascii() and part.isdigit() for part in parts) or int(parts[-1]) < 1:
+        raise ValueError(f"shape {text!r} is not of the form 4096x8192: rows, then a hidden size of at least 1")
+    return tuple(map(int, parts))
+
+
+def _names(kind: str, given, all_names) -> list[str]:
+    names = [] if given is None else given.split(",") if isinstance(given, str) else list(given)
+    return [known(kind, name.strip(), all_names) for name in names]
+
+
+def _pattern(keyword: str | None) -> re.Pattern:
+    try:
+        return re.compile(keyword or "")
+    except re.error as error:
+        raise ValueError(f"keyword {keyword!r} is not a regular expression: {error}") from None
+
+
+def _edge_shapes() -> Iterable[Case]:
+    """Every hidden size with every function; row counts and dtypes take turns, within the memory allowed."""
+    for i, hidden in enumerate(_EDGE_HIDDEN):
+        fitting = [rows for rows in _EDGE_ROWS if rows * hidden <= _EDGE_ELEMENTS]
+        for j, function in enumerate(_FUNCTIONS):
+            yield Case(function, (fitting[(i + j) % len(fitting)], hidden), list(DTYPES)[(i + 2 * j) % 3])
+
+
+def _edge_dtypes() -> Iterable[Case]:
+    """Every mix of dtypes of x and gamma forward; of x, gamma and dz backward, the three functions taking turns."""
+    mixes = [(x, gamma) for x in DTYPES for gamma in DTYPES if x != gamma]
+    for function in _FUNCTIONS[:2]:
+        yield from (Case(function, (33, 1000), x, options=(("gamma_dtype", gamma),)) for x, gamma in mixes)
+    triples = [(x, gamma, dz) for x in DTYPES for gamma in DTYPES for dz in DTYPES if not x == gamma == dz]
+    for i, (x, gamma, dz) in enumerate(triples):
+        options = (("gamma_dtype", gamma), ("dz_dtype", dz))
+        yield Case(_FUNCTIONS[2 + i % 3], (33, 1023 + i % 2), x, options=options)
+
+
+def _edge_options() -> Iterable[Case]:
+    """Layouts, zero-centered gamma, no bias, a margin of SMs."""
+    for function in _FUNCTIONS:
+        for layout in ("strided", "offset", "expanded", "transposed"):
+            yield Case(function, (65, 1024), options=(("layout", layout),))
+            yield Case(function, (7, 333), "fp32", options=(("layout", layout),))
+        yield Case(function, (33, 2048), options=(("zero_centered_gamma", True),))
+        yield Case(function, (33, 999), "fp16", options=(("gamma_dtype", "fp32"), ("zero_centered_gamma", True)))
+        yield Case(function, (513, 1024), options=(("sm_margin", 16),))
+    for hidden in (1024, 31):
+        yield Case("layernorm_fwd", (33, hidden), options=(("bias", False),))
+
+
+def _edge_ranks() -> Iterable[Case]:
+    """One dimension, three, four; no rows at all."""
+    for function in _FUNCTIONS:
+        for shape in ((1024,), (3, 5, 2048), (2, 1, 3, 129), (0, 4096), (2, 0, 7)):
+            yield Case(function, shape)
