@@ -1,8 +1,9 @@
 """LayerNorm and RMSNorm, forward and backward.
 
-A tensor of shape (..., H) is viewed as rows of length H. All arithmetic is float32, in the order of the formulas, with
-one rounding at the end. Activations and weights may each be bfloat16, float16 or float32. Results carry no autograd
-graph: the backward functions are the gradient. `sm_margin` (SMs left to other work) has no effect on values.
+A tensor of shape (..., H) is viewed as rows of length H. All arithmetic is float32, in the order of the
+formulas, with one rounding at the end. x, gamma and dz may each be bfloat16, float16 or float32. Results carry
+no autograd graph: the backward functions are the gradient. `sm_margin`, the SMs left to other work, changes no
+value.
 """
 
 import torch
@@ -15,17 +16,17 @@ from reference import checks
 def layernorm_fwd(input, weight, bias, eps, quantizer=None, sm_margin=0, zero_centered_gamma=False):
     """mu = x₀ + mean(x − x₀), rsigma = 1/√(mean((x − mu)²) + eps), output = (x − mu)·rsigma·g + bias
 
-    x₀ is the row's first element, so that a constant row gives exactly `bias`; g is `weight`, or 1 + `weight` with
-    `zero_centered_gamma`.
+    x₀ is the row's first element, so that a constant row gives exactly `bias`; g is `weight`, or 1 + `weight`
+    with `zero_centered_gamma`.
 
-    Shapes: input (..., H); weight and bias H elements, bias may be None -> output (..., H) in input's dtype; mu and
-    rsigma (rows,) float32.
+    Shapes: input (..., H); weight and bias H elements of one dtype, bias may be None
+    -> output (..., H) in input's dtype; mu and rsigma (rows,) float32.
     Units: mu that of input, rsigma its inverse; eps that of input squared, inside the root.
     Errors: ValueError for values, shapes and devices; TypeError for types, dtypes and a quantizer.
     Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450.
     """
-    checks.norm_forward("layernorm_fwd", input, weight, bias, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
-                        zero_centered_gamma=zero_centered_gamma)
+    checks.norm_forward("layernorm_fwd", input, weight, bias, eps=eps, quantizer=quantizer,
+                        sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
     x = _rows(input)
     first = x[:, :1]
     mu = first + (x - first).mean(-1, keepdim=True)
@@ -43,14 +44,14 @@ def rmsnorm_fwd(input, weight, eps, quantizer=None, sm_margin=0, zero_centered_g
 
     g is `weight`, or 1 + `weight` with `zero_centered_gamma`.
 
-    Shapes: input (..., H); weight H elements -> output (..., H) in input's dtype; None, in the place of LayerNorm's mu;
-    rsigma (rows,) float32.
+    Shapes: input (..., H); weight H elements
+    -> output (..., H) in input's dtype; None, in the place of LayerNorm's mu; rsigma (rows,) float32.
     Units: rsigma the inverse of input's; eps that of input squared, inside the root.
     Errors: ValueError for values, shapes and devices; TypeError for types, dtypes and a quantizer.
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467.
     """
-    checks.norm_forward("rmsnorm_fwd", input, weight, None, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
-                        zero_centered_gamma=zero_centered_gamma)
+    checks.norm_forward("rmsnorm_fwd", input, weight, None, eps=eps, quantizer=quantizer,
+                        sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
     x = _rows(input)
     rsigma = 1 / (x.square().mean(-1, keepdim=True) + eps).sqrt()
     y = x * rsigma * _gain(weight, zero_centered_gamma)
@@ -61,33 +62,35 @@ def rmsnorm_fwd(input, weight, eps, quantizer=None, sm_margin=0, zero_centered_g
 def layernorm_bwd(dz, x, mu, rsigma, gamma, sm_margin=0, zero_centered_gamma=False):
     """dx = rsigma·(w − mean(w) − x̂·mean(w·x̂)), dgamma = Σ_rows dz·x̂, dbeta = Σ_rows dz
 
-    with x̂ = (x − mu)·rsigma, w = dz·g, and g = `gamma`, or 1 + `gamma` with `zero_centered_gamma`; dgamma is the same
-    either way.
+    with x̂ = (x − mu)·rsigma, w = dz·g, and g = `gamma`, or 1 + `gamma` with `zero_centered_gamma`; dgamma is
+    the same either way.
 
-    Shapes: dz and x (..., H); mu and rsigma rows elements, float32, as layernorm_fwd gave them; gamma H elements
+    Shapes: dz and x (..., H); gamma H elements; mu and rsigma rows elements, float32, of layernorm_fwd
     -> dx (..., H) in x's dtype; dgamma and dbeta in gamma's shape and dtype, zeros when there are no rows.
     Units: dx that of dz over that of x; dgamma and dbeta that of dz.
     Errors: ValueError for values, shapes and devices; TypeError for types and dtypes.
     Source: the derivative of layernorm_fwd.
     """
-    checks.norm_backward("layernorm_bwd", x, gamma, like_x={"dz": dz}, statistics={"mu": mu, "rsigma": rsigma},
+    checks.norm_backward("layernorm_bwd", x, gamma, like_x={"dz": dz},
+                         statistics={"mu": mu, "rsigma": rsigma},
                          sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
     grad, scale = _rows(dz), rsigma.reshape(-1, 1)
     normalized = (_rows(x) - mu.reshape(-1, 1)) * scale
     weighted = grad * _gain(gamma, zero_centered_gamma)
     projection = (weighted * normalized).mean(-1, keepdim=True)
     dx = scale * (weighted - weighted.mean(-1, keepdim=True) - normalized * projection)
-    return dx.to(x.dtype).view(x.shape), _like(gamma, (grad * normalized).sum(0)), _like(gamma, grad.sum(0))
+    dgamma, dbeta = (grad * normalized).sum(0), grad.sum(0)
+    return dx.to(x.dtype).view(x.shape), _like(gamma, dgamma), _like(gamma, dbeta)
 
 
 @torch.no_grad()
 def rmsnorm_bwd(dz, x, rsigma, gamma, sm_margin=0, zero_centered_gamma=False):
     """dx = rsigma·(w − x̂·mean(w·x̂)), dgamma = Σ_rows dz·x̂
 
-    with x̂ = x·rsigma, w = dz·g, and g = `gamma`, or 1 + `gamma` with `zero_centered_gamma`; dgamma is the same either
-    way.
+    with x̂ = x·rsigma, w = dz·g, and g = `gamma`, or 1 + `gamma` with `zero_centered_gamma`; dgamma is the
+    same either way.
 
-    Shapes: dz and x (..., H); rsigma rows elements, float32, as rmsnorm_fwd gave it; gamma H elements
+    Shapes: dz and x (..., H); gamma H elements; rsigma rows elements, float32, of rmsnorm_fwd
     -> dx (..., H) in x's dtype; dgamma in gamma's shape and dtype, zeros when there are no rows.
     Units: dx that of dz over that of x; dgamma that of dz.
     Errors: ValueError for values, shapes and devices; TypeError for types and dtypes.
@@ -103,15 +106,17 @@ def rmsnorm_bwd(dz, x, rsigma, gamma, sm_margin=0, zero_centered_gamma=False):
 def rmsnorm_bwd_add(dz, x, add, rsigma, gamma, sm_margin=0, zero_centered_gamma=False):
     """dx = rsigma·(w − x̂·mean(w·x̂)) + add, dgamma = Σ_rows dz·x̂
 
-    rmsnorm_bwd, and the gradient `add` that reaches x on another way (a residual branch) added before the one rounding.
+    rmsnorm_bwd, with the gradient `add` that reaches x by another way (a residual branch) added before the
+    one rounding.
 
-    Shapes: dz, x and add (..., H), add in x's dtype; rsigma rows elements, float32; gamma H elements
+    Shapes: dz, x and add (..., H), add in x's dtype; gamma H elements; rsigma rows elements, float32
     -> dx (..., H) in x's dtype; dgamma in gamma's shape and dtype, zeros when there are no rows.
     Units: add and dx that of dz over that of x; dgamma that of dz.
     Errors: ValueError for values, shapes and devices; TypeError for types and dtypes.
     Source: the derivative of rmsnorm_fwd.
     """
-    checks.norm_backward("rmsnorm_bwd_add", x, gamma, like_x={"dz": dz, "add": add}, statistics={"rsigma": rsigma},
+    checks.norm_backward("rmsnorm_bwd_add", x, gamma, like_x={"dz": dz, "add": add},
+                         statistics={"rsigma": rsigma},
                          sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
     dx, dgamma = _rmsnorm_gradients(dz, x, rsigma, gamma, zero_centered_gamma)
     return (dx + _rows(add)).to(x.dtype).view(x.shape), dgamma
@@ -127,7 +132,7 @@ def _rmsnorm_gradients(dz, x, rsigma, gamma, zero_centered_gamma):
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """(..., H) as contiguous float32 (rows, H), so that sums do not depend on strides; 0 rows leave no -1 to infer."""
+    """(..., H) as float32 (rows, H), contiguous so that no sum depends on strides."""
     return tensor.float().reshape(tensor.shape[:-1].numel(), tensor.shape[-1]).contiguous()
 
 
