@@ -1,0 +1,45 @@
+"""Who may import whom, so that parity between the packages cannot be faked."""
+
+import ast
+import sys
+
+import pytest
+
+from harness.tests.project import PACKAGES, files, imports, tree
+
+ALLOWED = {
+    "reference": ("reference",),
+    "optimized": ("optimized", "reference.formats", "reference.tensors", "reference.quantizers"),
+    "harness": PACKAGES,
+}
+
+
+def allowed(path):
+    return (*ALLOWED[path.parts[0]], *(["reference.ops"] if str(path) == "optimized/ops.py" else []))
+
+
+def inside(name, modules):
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+@pytest.mark.parametrize("path", files(".py"), ids=str)
+def test_imports_within_the_project(path):
+    ours = [name for name in imports(path) if inside(name, PACKAGES)]
+    assert [name for name in ours if not inside(name, allowed(path))] == []
+
+
+@pytest.mark.parametrize("path", files(".py", packages=("reference",)), ids=str)
+def test_reference_needs_only_pytorch(path):
+    known = {*sys.stdlib_module_names, "torch", "reference"}
+    assert [name for name in imports(path) if name.split(".")[0] not in known] == []
+
+
+@pytest.mark.parametrize("path", files(".py", packages=("reference", "optimized")), ids=str)
+def test_no_import_by_name(path):
+    """An import that the rules above cannot see."""
+    called = {
+        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Call)
+    }
+    assert called.isdisjoint({"import_module", "__import__", "exec", "eval"})
