@@ -1,0 +1,115 @@
+"""What can be run for a case: one name, one way to find out whether it is there, one way to prepare it.
+
+More implementations are more entries of IMPLEMENTATIONS; nothing else in the harness knows their names.
+"""
+
+import importlib.util
+import itertools
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import reference
+from harness.cases import Call, Case, family_of
+
+ROTATION_BYTES = 256 << 20
+"""A copy goes through at least this much memory before it touches the same bytes again: more than any L2 holds."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute, or to be compared with.
+
+    `available()` says why it cannot run here, or None; `prepare(case, call)` gives what is timed: a function of a call
+    that returns the results. `checked` is False where there are no results to compare.
+    """
+
+    name: str
+    available: Callable[[], str | None]
+    prepare: Callable[[Case, Call], Callable[[Call], tuple]]
+    checked: bool = True
+
+
+def _always() -> str | None:
+    return None
+
+
+def _compiler_missing() -> str | None:
+    """torch.compile builds C++ on a CPU, and Triton kernels with a C launcher on a GPU; both include Python.h."""
+    if torch.cuda.is_available():
+        if importlib.util.find_spec("triton") is None:
+            return "torch.compile needs Triton, which is not installed"
+        compilers = [os.environ.get("CC"), "gcc", "clang", "cc"]
+    else:
+        compilers = [os.environ.get("CXX") or "g++"]
+    if not any(shutil.which(compiler) for compiler in compilers if compiler):
+        return f"torch.compile needs a compiler; not found: {', '.join(filter(None, compilers))}"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "torch.compile needs Python.h, which is not installed"
+    return None
+
+
+def _gpu_missing() -> str | None:
+    if not torch.cuda.is_available():
+        return "no CUDA GPU was found"
+    if importlib.util.find_spec("cuda.core") is None:
+        return "cuda-python, with its cuda.core, is not installed"
+    return None
+
+
+def _caller(function: Callable) -> Callable[[Call], tuple]:
+    def run(call: Call) -> tuple:
+        return function(*call.args, **call.kwargs)
+
+    return run
+
+
+def _reference(case: Case, call: Call) -> Callable[[Call], tuple]:
+    return _caller(getattr(reference, case.function))
+
+
+def _optimized(case: Case, call: Call) -> Callable[[Call], tuple]:
+    import optimized
+    return _caller(getattr(optimized, case.function))
+
+
+def _compiled(case: Case, call: Call) -> Callable[[Call], tuple]:
+    """The reference compiled for the shapes of this case alone; compiled before it is returned.
+
+    Earlier compilations are forgotten first: past a number of shapes, torch would run the function uncompiled.
+    """
+    torch.compiler.reset()
+    run = _caller(torch.compile(getattr(reference, case.function), dynamic=False))
+    run(call)
+    return run
+
+
+def _copy(case: Case, call: Call) -> Callable[[Call], tuple]:
+    """copy_ of half the case's bytes, so that as many are read as written, as the case reads and writes in all."""
+    size = max(1, family_of(case.function).work(case).bytes // 2)
+    device = call.tensors()[0].device
+    count = 1 if device.type == "cpu" else 1 + ROTATION_BYTES // (2 * size)
+    count = min(count, 64)
+    pairs = [(torch.ones(size, dtype=torch.uint8, device=device), torch.empty(size, dtype=torch.uint8, device=device))
+             for _ in range(count)]
+    turns = itertools.cycle(pairs)
+
+    def run(call: Call) -> tuple:
+        source, target = next(turns)
+        return (target.copy_(source),)
+
+    return run
+
+
+IMPLEMENTATIONS = {each.name: each for each in (
+    Implementation("reference", _always, _reference),
+    Implementation("compiled", _compiler_missing, _compiled),
+    Implementation("optimized", _gpu_missing, _optimized),
+    Implementation("copy", _always, _copy, checked=False),
+)}
+"""Name -> implementation, in the order of tables."""
