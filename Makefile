@@ -41,7 +41,7 @@ clean: ## remove .venv and every cache in this folder; results stay
 	  done; \
 	  [ -n "$$python" ] || { echo "twinbench needs Python 3.11 or newer, and found none" >&2; exit 1; }; \
 	  echo "Setting up .venv with $$($$python --version): once, and a few minutes where PyTorch is still to be fetched"; \
-	  $$python -m venv --clear .venv; \
+	  rm -rf .venv && mkdir .venv && touch .venv/installing && $$python -m venv .venv; \
 	fi
 	@touch .venv/installing
 	@.venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
