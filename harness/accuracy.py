@@ -12,9 +12,10 @@ from harness.cases import Expected
 class Accuracy:
     """One output against the oracle. Errors are in units, see `harness.oracle`.
 
-    max: the largest error; rms: the root of the mean square; excess: the largest of error − one ulp of the output dtype
-    at its unit; ulp: that ulp, its root mean square; misplaced: how many values are NaN or infinite on one side only;
-    stray: how many are infinite where the oracle is finite; constant: all values equal, and the oracle's are not.
+    max: the largest error; rms: the root of the mean square; excess: the largest of error − one ulp of the
+    output dtype at its unit; ulp: that ulp, its root mean square; misplaced: how many values are NaN or
+    infinite on one side only; stray: how many are infinite where the oracle is finite; constant: all values
+    equal, and the oracle's are not.
     """
 
     max: float
@@ -33,8 +34,8 @@ class Accuracy:
 class Measure:
     """Gathers the accuracy of one output of `dtype` over stretches, without waiting for the device.
 
-    An infinity where the oracle is finite counts as far off as the oracle is from overflowing to that side: rounding to
-    the output dtype may go either way there, and nowhere else.
+    An infinity where the oracle is finite counts as far off as the oracle is from overflowing to that side:
+    rounding to the output dtype may go either way there, and nowhere else.
     """
 
     def __init__(self, dtype: torch.dtype):
@@ -54,7 +55,8 @@ class Measure:
         misplaced = (oracle.isnan() != values.isnan()).sum() + (oracle.isinf() & (values != oracle)).sum()
         rounded = oracle.to(self._dtype).double()
         self._parts.append(torch.stack([
-            error.max(), (error - ulp / unit).max(), error.square().sum(), (ulp / unit).square().mean() * error.numel(),
+            error.max(), (error - ulp / unit).max(),
+            error.square().sum(), (ulp / unit).square().mean() * error.numel(),
             values.amin(), values.amax(), rounded.amin(), rounded.amax(), misplaced, stray.sum(),
             error.new_full((), error.numel()),
         ]))
@@ -66,7 +68,8 @@ class Measure:
         parts = torch.stack(self._parts)
         most, total, least = parts.amax(0).tolist(), parts.sum(0).tolist(), parts.amin(0).tolist()
         count = total[10]
-        return Accuracy(max=most[0], rms=(total[2] / count) ** 0.5, excess=most[1], ulp=(total[3] / count) ** 0.5,
+        return Accuracy(max=most[0], rms=(total[2] / count) ** 0.5,
+                        excess=most[1], ulp=(total[3] / count) ** 0.5,
                         misplaced=int(total[8]), stray=int(total[9]),
                         constant=least[4] == most[5] and least[6] != most[7])
 

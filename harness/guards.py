@@ -19,7 +19,8 @@ _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Guarded:
     """Allocates in the place of a function package's hook: every block poisoned, and between two bands.
 
-    `allocate` is what the hook is replaced by. Blocks live as long as this object, so that none is handed out twice.
+    `allocate` is what the hook is replaced by. Blocks live as long as this object, so that none is handed out
+    twice.
     """
 
     def __init__(self, poison: int):
@@ -44,8 +45,8 @@ class Guarded:
 
     def intact(self) -> bool:
         """Whether both bands of every block still hold what was put there."""
-        bands = [band for buffer, start, size in self._blocks
-                 for band in (buffer[start - BAND_BYTES:start], buffer[start + size:start + size + BAND_BYTES])]
+        bands = [buffer[at:at + BAND_BYTES] for buffer, start, size in self._blocks
+                 for at in (start - BAND_BYTES, start + size)]
         return not bands or bool((torch.cat(bands) == BAND_VALUE).all())
 
 
@@ -67,7 +68,8 @@ def memories(call: Call) -> list[Tensor]:
 
 
 def refill(call: Call, fresh: Call) -> None:
-    """Put the values of `fresh` where the inputs of `call`, the same case, are: other values at the same addresses."""
+    """Put the values of `fresh` where the inputs of `call`, the same case, are: other values at the same
+    addresses."""
     for memory, values in zip(memories(call), memories(fresh), strict=True):
         memory.copy_(values)
 
@@ -92,5 +94,6 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 def unwritten_bytes(poisoned_ones: Tensor, poisoned_zeros: Tensor) -> int:
     """How many bytes kept 0xFF in one run and 0x00 in the other: nothing was ever written there."""
-    ones, zeros = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in (poisoned_ones, poisoned_zeros))
+    pair = (poisoned_ones, poisoned_zeros)
+    ones, zeros = (tensor.contiguous().view(-1).view(torch.uint8) for tensor in pair)
     return int(((ones == 0xFF) & (zeros == 0)).sum())

@@ -18,15 +18,18 @@ import reference
 from harness.cases import Call, Case, family_of
 
 ROTATION_BYTES = 256 << 20
-"""A copy goes through at least this much memory before it touches the same bytes again: more than any L2 holds."""
+"""A copy goes through this much memory before it touches the same bytes again: more than any L2 holds."""
+
+ALIGNMENT = 256
+"""Of sources and targets of a copy, in bytes; what an allocator gives."""
 
 
 @dataclass(frozen=True)
 class Implementation:
     """One way to compute, or to be compared with.
 
-    `available()` says why it cannot run here, or None; `prepare(case, call)` gives what is timed: a function of a call
-    that returns the results. `checked` is False where there are no results to compare.
+    `available()` says why it cannot run here, or None; `prepare(case, call)` gives what is timed: a function
+    of a call that returns the results. `checked` is False where there are no results to compare.
     """
 
     name: str
@@ -40,7 +43,7 @@ def _always() -> str | None:
 
 
 def _compiler_missing() -> str | None:
-    """torch.compile builds C++ on a CPU, and Triton kernels with a C launcher on a GPU; both include Python.h."""
+    """What torch.compile lacks: it builds C++ on a CPU, Triton kernels and their launchers in C on a GPU."""
     if torch.cuda.is_available():
         if importlib.util.find_spec("triton") is None:
             return "torch.compile needs Triton, which is not installed"
@@ -81,7 +84,8 @@ def _optimized(case: Case, call: Call) -> Callable[[Call], tuple]:
 def _compiled(case: Case, call: Call) -> Callable[[Call], tuple]:
     """The reference compiled for the shapes of this case alone; compiled before it is returned.
 
-    Earlier compilations are forgotten first: past a number of shapes, torch would run the function uncompiled.
+    Earlier compilations are forgotten first: past a number of shapes, torch would run the function
+    uncompiled.
     """
     torch.compiler.reset()
     run = _caller(torch.compile(getattr(reference, case.function), dynamic=False))
@@ -90,20 +94,22 @@ def _compiled(case: Case, call: Call) -> Callable[[Call], tuple]:
 
 
 def _copy(case: Case, call: Call) -> Callable[[Call], tuple]:
-    """copy_ of half the case's bytes, so that as many are read as written, as the case reads and writes in all."""
-    size = max(1, family_of(case.function).work(case).bytes // 2)
-    device = call.tensors()[0].device
-    count = 1 if device.type == "cpu" else 1 + ROTATION_BYTES // (2 * size)
-    count = min(count, 64)
-    pairs = [(torch.ones(size, dtype=torch.uint8, device=device), torch.empty(size, dtype=torch.uint8, device=device))
-             for _ in range(count)]
-    turns = itertools.cycle(pairs)
+    """copy_ of half the case's bytes: read and written, they are as many as the case reads and writes."""
+    size, device = family_of(case.function).work(case).bytes // 2, call.tensors()[0].device
+    aligned = -(-size // ALIGNMENT) * ALIGNMENT
+    sources = torch.ones(_pairs(size, device), aligned, dtype=torch.uint8, device=device)
+    turns = itertools.cycle(zip(sources[:, :size], torch.empty_like(sources)[:, :size]))
 
     def run(call: Call) -> tuple:
         source, target = next(turns)
         return (target.copy_(source),)
 
     return run
+
+
+def _pairs(size: int, device: torch.device) -> int:
+    """How many sources and targets of `size` bytes outgrow the L2 cache; 64 at most, as the inputs rotate."""
+    return 1 if device.type == "cpu" else min(1 + ROTATION_BYTES // max(2 * size, 1), 64)
 
 
 IMPLEMENTATIONS = {each.name: each for each in (

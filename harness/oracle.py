@@ -1,17 +1,17 @@
 """What the normalization functions give in exact arithmetic, as near as float64 comes.
 
-Written from the formulas alone: neither from `reference` nor with `torch.nn.functional`. Every function takes rows
-(rows, H) that already are float64 and returns, for each output, its value and its unit.
+Written from the formulas alone: neither from `reference` nor with `torch.nn.functional`. Every function takes
+rows (rows, H) that already are float64 and returns, for each output, its value and its unit.
 
-A unit is the magnitude that an error of that output is measured against. It is the largest |value| of the row; where a
-formula cancels, so that the terms are larger than what remains of them, it is the largest term, because no arithmetic
-that rounds the terms can do better:
+A unit is the magnitude that an error of that output is measured against. It is the largest |value| of the
+row; where a formula cancels, so that the terms are larger than what remains of them, it is the largest term,
+because no arithmetic that rounds the terms can do better:
 
 - y: the row's largest |y|, or |mu|·rsigma·max|g|, if that is larger;
 - dx: the row's largest |dx|, or rsigma·max|w|, or max|add|;
 - mu: the larger of |mu| and 1/rsigma, the row's spread; rsigma: itself;
-- dgamma, dbeta: per column, the larger of |sum| and the root of the sum of the squared terms, which is what a sum of
-  that many terms with random signs comes to.
+- dgamma, dbeta: per column, the larger of |sum| and the root of the sum of the squared terms, which is what a
+  sum of that many terms with random signs comes to.
 """
 
 from torch import Tensor
@@ -21,7 +21,8 @@ def forward(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centered: 
     """y, rsigma and, when `centered` (LayerNorm), mu.
 
     mu = x₀ + mean(x − x₀), or 0; rsigma = 1/√(mean((x − mu)²) + eps); y = (x − mu)·rsigma·gain + bias.
-    Shapes: x (rows, H), gain and bias (H,) -> {"y": (rows, H), "mu", "rsigma": (rows,)}, each a pair value, unit.
+    Shapes: x (rows, H), gain and bias (H,) -> {"y": (rows, H), "mu", "rsigma": (rows,)}, each a pair value,
+    unit.
     """
     first = x[:, :1]
     mu = first + (x - first).mean(-1, keepdim=True) if centered else x.new_zeros(len(x), 1)

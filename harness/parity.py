@@ -1,8 +1,9 @@
-"""Whether a function computes what its reference does: every case passes here before it is timed, and once after.
+"""Whether a function computes what its reference does; judged before it is timed, and once after.
 
-One trial of a call: the reference runs; the function runs twice, its outputs poisoned with 0xFF and then with 0x00,
-between guard bands; inputs are compared with what they were, the two runs bit for bit, and the result with the float64
-oracle. There is a trial for each seed, all at the same addresses, and one for each kind of adversarial values.
+One trial of a call: the reference runs; the function runs twice, its outputs poisoned with 0xFF and then with
+0x00, between guard bands; inputs are compared with what they were, the two runs bit for bit, and the result
+with the float64 oracle. There is a trial for each seed, all at the same addresses, and one for each kind of
+adversarial values.
 """
 
 from collections.abc import Callable
@@ -19,10 +20,11 @@ from harness.guards import Guarded, Inputs, refill, same_bits, unwritten_bytes
 SEEDS = (0, 1, 2)
 ADVERSARIAL_ROWS = 33
 CREDIBLE = 2.0**-19
-"""A reference may be off by one ulp of the output dtype and 32 roundings of float32; beyond, it proves nothing."""
+"""A reference may be off by one ulp of the output dtype and 32 roundings of float32; else it proves
+nothing."""
 LUCK = 2.0**-23
-"""A reference's error counts as at least this, one float32 ulp: one that is smaller in the few values of a small output
-is luck, and says nothing about how exact float32 arithmetic in another order can be."""
+"""A reference's error counts as at least this, one float32 ulp: one that is smaller in the few values of a
+small output is luck, and says nothing about how exact float32 arithmetic in another order can be."""
 
 Run = Callable[[Call], tuple]
 
@@ -31,9 +33,10 @@ Run = Callable[[Call], tuple]
 class Parity:
     """The verdict on one case.
 
-    `reason` says what was wrong first, and is "" when `ok`. `errors`: output -> max and rms error of the function and
-    of the reference over the seeds, in the units of `harness.oracle`. A flag is None where it could not be observed:
-    guards and unwritten bytes need the allocation hook, and nothing after a failure is looked at.
+    `reason` says what was wrong first, and is "" when `ok`. `errors`: output -> max and rms error of the
+    function and of the reference over the seeds, in the units of `harness.oracle`. A flag is None where it
+    could not be observed: guards and unwritten bytes need the allocation hook, and nothing after a failure is
+    looked at.
     """
 
     ok: bool
@@ -79,8 +82,8 @@ class _Record:
 def check(case: Case, run: Run, device, seeds=SEEDS, adversarial: bool = True, allocator=None) -> Parity:
     """Judge `run`, which maps a call of `case` to the function's results.
 
-    `allocator` is the context manager that replaces the allocation hook of the package under test, or None where the
-    package has none. Exceptions of `run` are the caller's to catch.
+    `allocator` is the context manager that replaces the allocation hook of the package under test, or None
+    where the package has none. Exceptions of `run` are the caller's to catch.
     """
     record, reason, family = _Record(), "", family_of(case.function)
     try:
@@ -101,9 +104,10 @@ def check(case: Case, run: Run, device, seeds=SEEDS, adversarial: bool = True, a
 
 
 def after(case: Case, call: Call, results: tuple) -> str:
-    """Why `results`, of a timed path that was replayed over poisoned outputs, are wrong for `call`; "" if they are right.
+    """Why `results` are wrong for `call`; "" if they are right.
 
-    The tolerance is that of `check`. Poison the outputs with `harness.guards.poison` before the replay.
+    For what a timed path left behind when it was replayed once: poison its outputs with
+    `harness.guards.poison` before the replay. The tolerance is that of `check`.
     """
     try:
         _judge(case, call, _tuple(results), _reference(case, call))
@@ -141,7 +145,8 @@ def _trial(case: Case, call: Call, run: Run, allocator, record: _Record) -> dict
         record.demand("guards_ok", intact, "memory beside an output or workspace was overwritten")
         _demand_written(pairs, ones_guard, zeros_guard, record)
     for name, one, zero in pairs:
-        record.demand("bitwise_repeatable", same_bits(one, zero), f"{name}: two runs on the same input differ")
+        same = same_bits(one, zero)
+        record.demand("bitwise_repeatable", same, f"{name}: two runs on the same input differ")
     return _judge(case, call, ones, exact)
 
 
@@ -182,7 +187,7 @@ def _same_form(names, results: tuple, exact: tuple) -> None:
 
 
 def _judge(case: Case, call: Call, results: tuple, exact: tuple) -> dict[str, dict[str, float]]:
-    """Errors of every output against the oracle; raises what is wrong with the first that is not accurate enough."""
+    """Errors of every output against the oracle; raises what is wrong with the first that is not accurate."""
     family = family_of(case.function)
     outputs = {name: pair for name, *pair in zip(family.outputs, results, exact) if name}
     found, wanted = _measure(family, call, outputs)
@@ -204,12 +209,13 @@ def _measure(family: Family, call: Call, outputs) -> list[dict[str, Accuracy]]:
 
 def _demand_accuracy(name: str, found: Accuracy, wanted: Accuracy, dtype: torch.dtype) -> None:
     if wanted.misplaced or not wanted.within(CREDIBLE, CREDIBLE):
-        raise _Wrong(f"{name}: the reference itself is off by {wanted.max:.2e}, {wanted.misplaced} non-finite misplaced")
+        raise _Wrong(f"{name}: the reference itself is off by {wanted.max:.2e}, "
+                     f"with {wanted.misplaced} NaN or infinite values on one side only")
     if found.misplaced:
         raise _Wrong(f"{name}: {found.misplaced} NaN or infinite values on one side only")
     if found.constant:
         raise _Wrong(f"{name}: constant, which the oracle's is not")
     if not found.within(2 * max(wanted.max, LUCK), 2 * max(wanted.rms, LUCK)):
         stray = f"; {found.stray} infinities where the oracle is finite" if found.stray else ""
-        raise _Wrong(f"{name}: error max {found.max:.2e}, rms {found.rms:.2e}; the reference has {wanted.max:.2e}, "
-                     f"{wanted.rms:.2e}; allowed: twice that and one ulp of {dtype}{stray}")
+        raise _Wrong(f"{name}: error max {found.max:.2e}, rms {found.rms:.2e}; the reference has "
+                     f"{wanted.max:.2e}, {wanted.rms:.2e}; allowed: twice that and one ulp of {dtype}{stray}")

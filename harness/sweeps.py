@@ -1,5 +1,6 @@
 """Named lists of cases, and the filters that pick from them."""
 
+import itertools
 import re
 from collections.abc import Callable, Iterable
 
@@ -15,8 +16,8 @@ _LLM_SHAPES = (
     (8192, 5120), (8192, 12288),
 )
 _UNLISTED_HIDDEN = (3072, 6144, 7168, 10240, 20480)
-_EDGE_HIDDEN = (1, 2, 3, 7, 31, 33, 63, 100, 127, 129, 255, 1000, 1023, 1025, 4095, 4097, 5000, 16383, 16385, 20480,
-                33000, 65536, 70000, 131072, 200000, 300000)
+_EDGE_HIDDEN = (1, 2, 3, 7, 31, 33, 63, 100, 127, 129, 255, 1000, 1023, 1025, 4095, 4097, 5000, 16383, 16385,
+                20480, 33000, 65536, 70000, 131072, 200000, 300000)
 _EDGE_ROWS = (1, 7, 33, 130, 1025)
 _EDGE_ELEMENTS = 1 << 21
 
@@ -25,11 +26,6 @@ def smoke() -> list[Case]:
     """20 quick cases: every function at a size that fills a GPU, at two modest ones and at an odd one."""
     shapes = (((4096, 4096), "bf16"), ((512, 2048), "bf16"), ((256, 8192), "fp16"), ((33, 1023), "fp32"))
     return [Case(function, shape, dtype) for function in _FUNCTIONS for shape, dtype in shapes]
-
-
-def cpu() -> list[Case]:
-    """10 cases that a CPU finishes in a few seconds: what a run without a GPU measures."""
-    return [Case(function, shape) for function in _FUNCTIONS for shape in ((256, 4096), (33, 1023))]
 
 
 def llm() -> list[Case]:
@@ -60,11 +56,11 @@ def edge() -> list[Case]:
 
 def everything() -> list[Case]:
     """All cases of all sweeps, each once."""
-    return list(dict.fromkeys(case for sweep in (smoke, cpu, llm, unlisted, edge) for case in sweep()))
+    return list(dict.fromkeys(case for sweep in (smoke, llm, unlisted, edge) for case in sweep()))
 
 
 SWEEPS: dict[str, Callable[[], list[Case]]] = {
-    "smoke": smoke, "cpu": cpu, "llm": llm, "unlisted": unlisted, "edge": edge, "all": everything,
+    "smoke": smoke, "llm": llm, "unlisted": unlisted, "edge": edge, "all": everything,
 }
 """Name of a sweep -> the function that lists its cases."""
 
@@ -74,13 +70,15 @@ def sweep(name: str) -> list[Case]:
     return SWEEPS[known("sweep", name, SWEEPS)]()
 
 
-def select(cases: Iterable[Case], *, function=None, dtype=None, recipe=None, shape=None, keyword=None) -> list[Case]:
+def select(cases: Iterable[Case], *, function=None, dtype=None, recipe=None, shape=None,
+           keyword=None) -> list[Case]:
     """The cases that pass every filter given, in their order.
 
-    `function`, `dtype`, `recipe`: a name, several with commas, or a list of names. `keyword`: a regular expression
-    searched in the case's name. `shape`: "4096,8192" or "4096x8192", or a list of such; a shape that none of the cases
-    has gives new ones of that shape, for the functions, dtypes and recipes chosen: all functions, bf16 and none unless
-    said otherwise. Errors: ValueError for an unknown name, a malformed shape or a malformed expression.
+    `function`, `dtype`, `recipe`: a name, several with commas, or a list of names. `keyword`: a regular
+    expression searched in the case's name. `shape`: "4096,8192" or "4096x8192", or a list of such; a shape
+    that none of the cases has gives new ones of that shape, for the functions, dtypes and recipes chosen: all
+    functions, bf16 and none unless said otherwise. Errors: ValueError for an unknown name, a malformed shape
+    or a malformed expression.
     """
     functions, dtypes = _names("function", function, FAMILIES), _names("dtype", dtype, DTYPES)
     recipes, pattern = _names("recipe", recipe, RECIPES), _pattern(keyword)
@@ -89,17 +87,18 @@ def select(cases: Iterable[Case], *, function=None, dtype=None, recipe=None, sha
             and (not recipes or case.recipe in recipes)]
     if shape is not None:
         asked = [parse_shape(text) for text in ([shape] if isinstance(shape, str) else shape)]
-        new = [Case(name, size, kind, way) for size in asked if all(case.shape != size for case in kept)
-               for name in functions or FAMILIES for kind in dtypes or ("bf16",) for way in recipes or ("none",)]
+        new = [Case(*each) for each in itertools.product(
+            functions or FAMILIES, asked, dtypes or ["bf16"], recipes or ["none"])
+            if all(case.shape != each[1] for case in kept)]
         kept = [case for case in kept if case.shape in asked] + new
     return [case for case in kept if pattern.search(case.name)]
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """(4096, 8192) from "4096,8192" or "4096x8192"; ValueError unless each part is a count and H is at least 1."""
+    """(4096, 8192) from "4096,8192" or "4096x8192"; ValueError unless all are counts and H is at least 1."""
     parts = [part.strip() for part in re.split("[,x]", text)]
     if not all(part.isascii() and part.isdigit() for part in parts) or int(parts[-1]) < 1:
-        raise ValueError(f"shape {text!r} is not of the form 4096x8192: rows, then a hidden size of at least 1")
+        raise ValueError(f"shape {text!r} is not of the form 4096x8192, with a hidden size of at least 1")
     return tuple(map(int, parts))
 
 
@@ -124,7 +123,8 @@ def _edge_shapes() -> Iterable[Case]:
 
 
 def _edge_dtypes() -> Iterable[Case]:
-    """Every mix of dtypes of x and gamma forward; of x, gamma and dz backward, the three functions taking turns."""
+    """Every mix of dtypes: of x and gamma forward; of x, gamma and dz backward, where functions take
+    turns."""
     mixes = [(x, gamma) for x in DTYPES for gamma in DTYPES if x != gamma]
     for function in _FUNCTIONS[:2]:
         yield from (Case(function, (33, 1000), x, options=(("gamma_dtype", gamma),)) for x, gamma in mixes)
@@ -141,7 +141,8 @@ def _edge_options() -> Iterable[Case]:
             yield Case(function, (65, 1024), options=(("layout", layout),))
             yield Case(function, (7, 333), "fp32", options=(("layout", layout),))
         yield Case(function, (33, 2048), options=(("zero_centered_gamma", True),))
-        yield Case(function, (33, 999), "fp16", options=(("gamma_dtype", "fp32"), ("zero_centered_gamma", True)))
+        mixed = (("gamma_dtype", "fp32"), ("zero_centered_gamma", True))
+        yield Case(function, (33, 999), "fp16", options=mixed)
         yield Case(function, (513, 1024), options=(("sm_margin", 16),))
     for hidden in (1024, 31):
         yield Case("layernorm_fwd", (33, hidden), options=(("bias", False),))

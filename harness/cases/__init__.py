@@ -3,7 +3,9 @@
 from harness.cases.base import DTYPES, Call, Case, Expected, Family, Work, known
 from harness.cases.normalization import FAMILIES, with_rows
 
-__all__ = ["DTYPES", "FAMILIES", "Call", "Case", "Expected", "Family", "Work", "family_of", "known", "with_rows"]
+__all__ = [
+    "DTYPES", "FAMILIES", "Call", "Case", "Expected", "Family", "Work", "family_of", "known", "with_rows",
+]
 
 
 def family_of(function: str) -> Family:

@@ -13,7 +13,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def known(kind: str, name: str, names) -> str:
-    """`name` if it is among `names`; else a ValueError that says what `kind` of name it is and lists those known."""
+    """`name` if it is among `names`; else a ValueError that says what `kind` of name it is and lists those
+    known."""
     if name not in names:
         raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(names)}")
     return name
@@ -23,8 +24,8 @@ def known(kind: str, name: str, names) -> str:
 class Case:
     """One function at one shape, dtype, recipe and set of options.
 
-    `shape` is that of the input, `(..., H)`. `options` are pairs, kept sorted, so that equal cases compare equal:
-    `gamma_dtype`, `dz_dtype` (dtype names; default: `dtype`), `zero_centered_gamma` (bool), `layout`
+    `shape` is that of the input, `(..., H)`. `options` are pairs, kept sorted, so that equal cases compare
+    equal: `gamma_dtype`, `dz_dtype` (dtype names; default: `dtype`), `zero_centered_gamma` (bool), `layout`
     (see `harness.cases.values.LAYOUTS`), `bias` (False: none), `eps`, `sm_margin`.
     """
 

@@ -20,7 +20,8 @@ _DZ_KINDS = {"dz_zero_row": "zero_row", "dz_largest": "largest_product", "dz_nan
 
 
 class _Norm:
-    """What forward and backward share. `centered` is LayerNorm; `flops` is arithmetic per element of the input."""
+    """What forward and backward share. `centered` is LayerNorm; `flops` is arithmetic per element of the
+    input."""
 
     def __init__(self, outputs: tuple[str | None, ...], centered: bool, flops: int):
         self.outputs, self.centered, self.flops = outputs, centered, flops
@@ -33,7 +34,8 @@ class _Norm:
         return {name: torch.cat(stretches) for name, stretches in parts.items()}
 
     def counted(self, call: Call, results: tuple) -> Work:
-        """Bytes of every tensor that goes in and comes out; an element that is repeated with stride 0 counts once."""
+        """Bytes of every tensor that goes in and comes out; an element that is repeated with stride 0 counts
+        once."""
         x = self._x(call)
         written = sum(map(_bytes, (result for result in results if result is not None)))
         return Work(sum(map(_bytes, call.tensors())), written, self.flops * x.numel())
@@ -41,7 +43,6 @@ class _Norm:
     def _inputs(self, case: Case, device, seed: int):
         """Two functions that draw a tensor shaped like the input, and one shaped like gamma."""
         layout, source = case.option("layout", "contiguous"), of.generator(device, seed)
-        narrow = case.option("zero_centered_gamma", False)
 
         def activation(dtype: str, spoiled: str | None = None) -> Tensor:
             drawn = of.drawn_shape(case.shape, layout)
@@ -52,7 +53,7 @@ class _Norm:
 
         def weight(center: float) -> Tensor:
             dtype = DTYPES[case.option("gamma_dtype", case.dtype)]
-            tensor = of.normal((case.hidden,), dtype, device, source).mul_(0.2).add_(0.0 if narrow else center)
+            tensor = of.normal((case.hidden,), dtype, device, source).mul_(0.2).add_(center)
             return of.lay_out(tensor, layout, tensor.shape)
 
         return activation, weight
@@ -63,17 +64,19 @@ class _Norm:
 
 
 class Forward(_Norm):
-    """layernorm_fwd(input, weight, bias, eps) -> y, mu, rsigma; rmsnorm_fwd(input, weight, eps) -> y, None, rsigma."""
+    """layernorm_fwd(input, weight, bias, eps) -> y, mu, rsigma; rmsnorm_fwd(input, weight, eps) -> y, None,
+    rsigma."""
 
     def adversarial(self, case: Case) -> tuple[str, ...]:
         """Kinds of values for the input; none where it has no rows."""
         return _X_KINDS if math.prod(case.shape) else ()
 
     def make(self, case: Case, device, seed: int, values: str = "normal") -> Call:
-        """Inputs of `case` on `device` from `seed`, with adversarial `values` in x where they are asked for."""
+        """Inputs of `case` on `device` from `seed`, with adversarial `values` in x where they are asked
+        for."""
         known("kind of values", values, ("normal", *_X_KINDS))
         activation, weight = self._inputs(case, device, seed)
-        x, gamma = activation(case.dtype, None if values == "normal" else values), weight(1.0)
+        x, gamma = activation(case.dtype, None if values == "normal" else values), weight(_center(case))
         bias = (weight(0.0) if case.option("bias", True) else None,) if self.centered else ()
         return Call((x, gamma, *bias, case.option("eps", DEFAULT_EPS)), self._keywords(case))
 
@@ -99,7 +102,8 @@ class Forward(_Norm):
 
 
 class Backward(_Norm):
-    """layernorm_bwd(dz, x, mu, rsigma, gamma), rmsnorm_bwd(dz, x, rsigma, gamma), rmsnorm_bwd_add(dz, x, add, …)."""
+    """layernorm_bwd(dz, x, mu, rsigma, gamma), rmsnorm_bwd(dz, x, rsigma, gamma), rmsnorm_bwd_add(dz, x, add,
+    …)."""
 
     def __init__(self, outputs, centered: bool, flops: int, adds: bool = False):
         super().__init__(outputs, centered, flops)
@@ -110,15 +114,17 @@ class Backward(_Norm):
         return (*_X_KINDS, *_DZ_KINDS) if math.prod(case.shape) else ()
 
     def make(self, case: Case, device, seed: int, values: str = "normal") -> Call:
-        """Inputs of `case`; mu and rsigma are what float32 arithmetic makes of x, as the forward pass saves them."""
+        """Inputs of `case`; mu and rsigma are what float32 arithmetic makes of x, as the forward pass saves
+        them."""
         known("kind of values", values, ("normal", *_X_KINDS, *_DZ_KINDS))
         activation, weight = self._inputs(case, device, seed)
         x = activation(case.dtype, values if values in _X_KINDS else None)
         dz = activation(case.option("dz_dtype", case.dtype), _DZ_KINDS.get(values))
         add = (activation(case.dtype),) if self.adds else ()
         layout = case.option("layout", "contiguous")
-        saved = (of.lay_out(each, layout, each.shape) for each in self._statistics(x, case.option("eps", DEFAULT_EPS)))
-        return Call((dz, x, *add, *saved, weight(1.0)), self._keywords(case))
+        statistics = self._statistics(x, case.option("eps", DEFAULT_EPS))
+        saved = (of.lay_out(each, layout, each.shape) for each in statistics)
+        return Call((dz, x, *add, *saved, weight(_center(case))), self._keywords(case))
 
     def expected(self, call: Call) -> Iterator[Expected]:
         """dx a stretch of rows at a time, then the sums over all rows."""
@@ -154,7 +160,7 @@ class Backward(_Norm):
         """mu, where centered, and rsigma of every row: float32, (rows,)."""
         parts = []
         for where in _stretches(x):
-            rows = _rows(x)[where].float()
+            rows = _rows(x)[where].float().contiguous()  # so that the layout leaves no trace in the sums
             mu = rows[:, :1] + (rows - rows[:, :1]).mean(-1, keepdim=True) if self.centered else 0.0
             rsigma = 1 / ((rows - mu).square().mean(-1) + eps).sqrt()
             parts.append((mu.flatten(), rsigma) if self.centered else (rsigma,))
@@ -171,7 +177,8 @@ FAMILIES = {
 
 
 def with_rows(case: Case, rows: int) -> Case:
-    """The same case with at most `rows` rows: a row's values and its path through a kernel do not depend on the others."""
+    """The same case with at most `rows` rows: a row's values and its path through a kernel do not depend on
+    the others."""
     return case if case.rows <= rows else replace(case, shape=(rows, case.hidden))
 
 
@@ -195,6 +202,11 @@ def _column(statistics: Tensor | None, where: slice) -> Tensor | None:
 def _gain(call: Call, gamma: Tensor) -> Tensor:
     gain = gamma.double().flatten()
     return 1 + gain if call.kwargs.get("zero_centered_gamma") else gain
+
+
+def _center(case: Case) -> float:
+    """What gamma lies about, so that the gain lies about 1."""
+    return 0.0 if case.option("zero_centered_gamma", False) else 1.0
 
 
 def _size(case: Case, key: str) -> int:

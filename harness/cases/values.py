@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor
 
+from harness.cases.base import known
+
 LAYOUTS = ("contiguous", "strided", "offset", "expanded", "transposed")
-"""strided: a column slice of a wider tensor. offset: a data pointer aligned to the element only. expanded: the leading
-dimension has stride 0. transposed: the last two dimensions swapped in memory."""
+"""strided: a column slice of a wider tensor. offset: a data pointer aligned to the element only. expanded:
+the leading dimension has stride 0. transposed: the last two dimensions swapped in memory."""
 
 _MARGIN = 8
 _EVERY = 3
@@ -20,10 +22,10 @@ def generator(device, seed: int) -> torch.Generator | None:
 
 
 def normal(shape, dtype, device, source, outliers=False) -> Tensor:
-    """Standard normal values of `shape`; with `outliers`, about one channel in 1,024 is 10 to 30 times larger.
+    """Standard normal values; with `outliers`, about one channel in 1,024 is 10 to 30 times larger.
 
-    Such channels are what activations and gradients of trained transformers look like, and what makes a sum of squares
-    lose digits where it is taken carelessly.
+    Such channels are what activations and gradients of trained transformers look like, and what makes a sum
+    of squares lose digits where it is taken carelessly.
     """
     tensor = torch.randn(shape, dtype=dtype, device=device, generator=source)
     hidden = shape[-1]
@@ -36,11 +38,11 @@ def normal(shape, dtype, device, source, outliers=False) -> Tensor:
 
 
 def lay_out(tensor: Tensor, layout: str, shape) -> Tensor:
-    """The values of `tensor` in one of LAYOUTS, with `shape` (which differs from the tensor's where it is expanded).
+    """The values of `tensor` in one of LAYOUTS; `shape` differs from the tensor's where it is expanded.
 
     What lies between the elements of a strided tensor is NaN, so that reading it shows.
     """
-    if layout == "strided":
+    if known("layout", layout, LAYOUTS) == "strided":
         columns = tensor.shape[-1]
         wide = (*tensor.shape[:-1], columns + 2 * _MARGIN) if tensor.dim() > 1 else (columns, 2)
         buffer = tensor.new_full(wide, float("nan"))
@@ -61,10 +63,12 @@ def drawn_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
 def spoil(rows: Tensor, kind: str) -> None:
     """Make every third row of `rows` (rows, H), the first among them, adversarial, in place.
 
-    zero_row, constant_row; subnormals: below the dtype's smallest normal number; outlier: one element outweighs all
-    others; nan, inf: one element a row, infinities of both signs; largest: the largest magnitude, both signs, whose
-    square float32 can still sum over H; largest_product: the largest whose products with normalized rows it can.
-    Float32 and float64 therefore agree about which results are finite, and the oracle's non-finite values are binding.
+    zero_row, constant_row; subnormals: just below the dtype's smallest normal number, signs alternating, so
+    that nothing cancels where float32 has few digits left; outlier: one element outweighs all others; nan,
+    inf: one element a row, infinities of both signs; largest: the largest magnitude, both signs, whose square
+    float32 can still sum over H; largest_product: the largest whose products with normalized rows it can.
+    Float32 and float64 therefore agree about which results are finite, and the oracle's non-finite values are
+    binding.
     """
     picked, hidden, limits = rows[::_EVERY], rows.shape[-1], torch.finfo(rows.dtype)
     if kind == "zero_row":
@@ -76,7 +80,8 @@ def spoil(rows: Tensor, kind: str) -> None:
     elif kind == "largest_product":
         picked.sign_().mul_(min(limits.max, _FLOAT32_PRODUCTS / hidden**1.5))
     elif kind == "subnormals":
-        picked.mul_(limits.tiny / 16)
+        picked.abs_().clamp_(max=1).mul_(0.4).add_(0.5).mul_(limits.tiny)
+        picked[:, 1::2].neg_()
     elif kind == "outlier":
         picked[:, hidden // 2] = min(limits.max / 2, 1e15)
     elif kind == "nan":

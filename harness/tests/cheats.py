@@ -1,6 +1,7 @@
 """Implementations of rmsnorm_fwd that cheat, over an allocation hook like that of the kernels.
 
-Each is right but for the one thing that its name says. CHEATS maps it to words of the reason that it must be given.
+Each is right but for the one thing that its name says. CHEATS maps it to words of the reason that it must be
+given.
 """
 
 from contextlib import contextmanager

@@ -1,0 +1,125 @@
+"""Sweeps hold what they promise, and filters pick from them."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from harness.cases import DTYPES, FAMILIES, Case
+from harness.sweeps import SWEEPS, edge, everything, llm, parse_shape, select, smoke, sweep, unlisted
+
+PEERS = Path(__file__).parents[2] / "results/nvidia-h200/peers.csv"
+
+
+def functions(cases):
+    return {case.function for case in cases}
+
+
+def elements(case):
+    return case.rows * case.hidden
+
+
+def test_smoke_is_quick_and_covers_every_function():
+    assert len(smoke()) == 20 and functions(smoke()) == set(FAMILIES)
+    assert max(map(elements, smoke())) <= 1 << 24
+
+
+def test_llm_is_sixty_cases_with_every_unquantized_norm_of_the_peers():
+    cases = llm()
+    assert len(cases) == len(set(cases)) == 60 and functions(cases) == set(FAMILIES)
+    with PEERS.open(newline="") as file:
+        listed = {(row["function"], row["shape"]) for row in csv.DictReader(file)
+                  if row["function"] in FAMILIES}
+    assert len(listed) == 52
+    plain = [case for case in cases if case.dtype == "bf16" and not case.options]
+    assert listed <= {(case.function, case.shape_text) for case in plain}
+
+
+def test_unlisted_is_every_function_at_hidden_sizes_in_between():
+    cases = unlisted()
+    assert len(cases) == 5 * 5 * 4 and {case.dtype for case in cases} == {"bf16"}
+    assert {case.hidden for case in cases} == {3072, 6144, 7168, 10240, 20480}
+    assert {case.rows for case in cases} == {1, 7, 2048, 50000}
+
+
+def test_edge_is_small_and_wide_ranging():
+    cases = edge()
+    assert len(cases) == len(set(cases)) and max(map(elements, cases)) <= 1 << 21
+    assert {1, 2, 3, 1023, 16385, 131072, 300000} <= {case.hidden for case in cases}
+    assert {0, 1, 7} <= {case.rows for case in cases}
+    assert {case.option("layout") for case in cases} >= {"strided", "offset", "expanded", "transposed"}
+    assert {len(case.shape) for case in cases} == {1, 2, 3, 4}
+    for hidden in {case.hidden for case in cases if case.hidden >= 4095}:
+        assert functions(case for case in cases if case.hidden == hidden) == set(FAMILIES)
+
+
+def test_edge_has_every_mix_of_dtypes():
+    cases = edge()
+    for function in ("layernorm_fwd", "rmsnorm_fwd"):
+        mixes = {(case.dtype, case.option("gamma_dtype", case.dtype))
+                 for case in cases if case.function == function}
+        assert len(mixes) == len(DTYPES) ** 2
+    assert len({(case.dtype, case.option("gamma_dtype", case.dtype), case.option("dz_dtype", case.dtype))
+                for case in cases if "_bwd" in case.function}) == len(DTYPES) ** 3
+
+
+def test_all_holds_each_case_of_each_sweep_once():
+    cases = everything()
+    assert len(cases) == len(set(cases))
+    assert set(cases) == {case for name in SWEEPS for case in sweep(name)}
+
+
+def test_select_without_filters_keeps_everything():
+    assert select(smoke()) == smoke()
+
+
+def test_select_by_name():
+    assert functions(select(llm(), function="rmsnorm_fwd,rmsnorm_bwd")) == {"rmsnorm_fwd", "rmsnorm_bwd"}
+    assert functions(select(llm(), function=["layernorm_fwd"])) == {"layernorm_fwd"}
+    assert [case.dtype for case in select(llm(), dtype="fp32")] == ["fp32"]
+    assert select(llm(), recipe="none") == llm()
+
+
+def test_select_by_keyword():
+    assert [case.hidden for case in select(llm(), keyword="^rmsnorm_bwd_add 4096")] == [7168]
+    assert select(llm(), keyword="nothing has this name") == []
+
+
+@pytest.mark.parametrize("text", ["4096,8192", "4096x8192", " 4096 , 8192 "])
+def test_select_by_shape(text):
+    found = select(llm(), shape=text)
+    assert {case.shape for case in found} == {(4096, 8192)} and len(found) == 4
+
+
+def test_a_shape_of_ones_own_makes_cases_for_what_is_chosen():
+    assert select(smoke(), shape="12x345", function="rmsnorm_fwd") == [Case("rmsnorm_fwd", (12, 345))]
+    assert select(smoke(), shape=["3,4,500"], function="rmsnorm_fwd", dtype="fp16,fp32") == [
+        Case("rmsnorm_fwd", (3, 4, 500), "fp16"), Case("rmsnorm_fwd", (3, 4, 500), "fp32")]
+    assert functions(select(smoke(), shape="12x345")) == set(FAMILIES)
+    mixed = select(llm(), shape=["4096x8192", "12x345"], function="rmsnorm_fwd")
+    assert mixed == [Case("rmsnorm_fwd", (4096, 8192)), Case("rmsnorm_fwd", (12, 345))]
+
+
+@pytest.mark.parametrize("filters, words", [
+    ({"function": "rmsnorm"}, "unknown function 'rmsnorm'; known: layernorm_fwd, rmsnorm_fwd, "),
+    ({"dtype": "bf16,fp8"}, "unknown dtype 'fp8'; known: bf16, fp16, fp32"),
+    ({"recipe": "mxfp8"}, "unknown recipe 'mxfp8'; known: none"),
+    ({"keyword": "("}, "keyword '\\(' is not a regular expression"),
+    ({"shape": "4096*8192"}, "shape '4096\\*8192' is not of the form 4096x8192"),
+    ({"shape": ""}, "shape '' is not"),
+    ({"shape": "4096,-1"}, "is not of the form"),
+    ({"shape": "4096,0"}, "a hidden size of at least 1"),
+])
+def test_a_wrong_filter_is_one_clear_error(filters, words):
+    with pytest.raises(ValueError, match=words):
+        select(smoke(), **filters)
+
+
+def test_an_unknown_sweep_lists_those_known():
+    with pytest.raises(ValueError, match="unknown sweep 'ci'; known: smoke, llm, unlisted, edge, all"):
+        sweep("ci")
+
+
+def test_a_shape_may_have_no_rows_and_any_rank():
+    assert parse_shape("0x8") == (0, 8) and parse_shape("8") == (8,)
+    assert parse_shape("2,3,4,5") == (2, 3, 4, 5)
