@@ -1,0 +1,163 @@
+"""Result rows: strict JSON, one line each, on the disk the moment they exist."""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+STATUSES = (
+    "OK",
+    "FAIL_PARITY",
+    "UNSUPPORTED",
+    "OOM",
+    "TIMEOUT",
+    "CRASH",
+    "COMPILE_ERROR",
+    "NOISY",
+    "HOST_BOUND",
+    "THROTTLED",
+    "INVALID",
+    "SKIPPED",
+)
+FAILURES = ("FAIL_PARITY", "TIMEOUT", "CRASH", "COMPILE_ERROR", "INVALID")
+IDENTITY = (
+    "kind",
+    "case",
+    "function",
+    "implementation",
+    "shape",
+    "dtype",
+    "recipe",
+    "options",
+    "seed",
+    "device",
+)
+FIELDS = {
+    "schema": "version of this list",
+    "kind": '"case": a measured or checked case; "compile": one specialization and what its compilation gave',
+    "function": "name of the function",
+    "implementation": "reference, compiled, optimized, copy, ...",
+    "shape": '"MxN" or "MxNxK"',
+    "dtype": "of the activations",
+    "recipe": "quantization recipe, or none",
+    "options": "the case's other arguments",
+    "seed": "of the inputs",
+    "case": "the case's name",
+    "status": "one of STATUSES",
+    "reason": "why the status is not OK",
+    "cold_us": "L2 flushed by reading before each call",
+    "warm_us": "the same input again and again",
+    "graph_us": "a CUDA graph of calls rotating over inputs; each column {median, p20, p80, min, ci_low, "
+    "ci_high, n, dropped}",
+    "copy_us": "graph median of a plain copy of the same bytes in this run",
+    "host_us": "host cost of one call",
+    "reference_us": "graph (on a CPU: warm) median of the reference in this run",
+    "rotation": "{inputs, calls, bytes} of the graph column",
+    "compile_ms": "NVRTC time of the kernel",
+    "cache_hit": "whether the kernel came from the disk cache",
+    "bytes": "read and written, counted from the tensors",
+    "read_bytes": "read alone",
+    "written_bytes": "written",
+    "flops": "of the formula",
+    "percent_of_limit": "of what the measured ceilings allow, by graph time",
+    "parity": "errors against the float64 oracle, and the checks",
+    "kernel": "plan and binary of the kernel",
+    "gpu": "name of the GPU, or null",
+    "device": '"cuda" or "cpu"',
+    "time": "UTC, ISO 8601",
+    "repeat": "the command that repeats this row",
+    "environment": "hash of the environment record",
+}
+
+
+class RowsError(Exception):
+    """A rows file that cannot be read or written; one sentence says why."""
+
+
+def row(**fields: Any) -> dict[str, Any]:
+    """A whole row: every field of FIELDS, null where nothing is given. Raises KeyError for a name that is not
+    in FIELDS, ValueError for a status that is not in STATUSES."""
+    unknown = fields.keys() - FIELDS.keys()
+    if unknown:
+        raise KeyError(f"row: no such field: {', '.join(sorted(unknown))}")
+    if fields.get("status") not in STATUSES:
+        raise ValueError(f"row: status is {fields.get('status')!r}; allowed: {', '.join(STATUSES)}")
+    return dict.fromkeys(FIELDS) | {"schema": SCHEMA, "kind": "case"} | fields
+
+
+def identity(row: dict[str, Any]) -> str:
+    """What a row is about, as one string: two rows with the same identity measure the same thing."""
+    return json.dumps([row.get(name) for name in IDENTITY], sort_keys=True)
+
+
+def strict(value: Any) -> Any:
+    """`value` with every NaN or infinity, which JSON does not have, replaced by null."""
+    if isinstance(value, dict):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Writer:
+    """Appends rows to `path`; each is flushed and fsynced before `write` returns.
+
+    A torn last line, left by a killed run, is cut off first. Raises RowsError when the file cannot be
+    written.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            self._file = open(path, "a+b")
+            self._cut_torn_line()
+        except OSError as error:
+            raise RowsError(f"cannot write {path}: {error.strerror}") from None
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append one row as one line of strict JSON."""
+        line = json.dumps(strict(row), allow_nan=False) + "\n"
+        try:
+            self._file.write(line.encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RowsError(f"cannot write {self.path}: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Close the file; what was written stays."""
+        try:
+            self._file.close()
+        except OSError:
+            pass  # a full disk was already reported by write()
+
+    def _cut_torn_line(self) -> None:
+        self._file.seek(0)
+        content = self._file.read()
+        if not content.endswith(b"\n"):
+            self._file.truncate(content.rfind(b"\n") + 1)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file, without a torn last line. Raises RowsError for a file that is missing, is not ours,
+    or has another schema version."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise RowsError(f"cannot read {path}: {error.strerror}") from None
+    return list(_parsed(path, lines))
+
+
+def _parsed(path: Path, lines: list[str]) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is empty or torn
+        try:
+            row = json.loads(line)
+            schema = row["schema"]
+        except (ValueError, TypeError, KeyError):
+            raise RowsError(f"{path}, line {number}: not a result row") from None
+        if schema != SCHEMA:
+            raise RowsError(f"{path}, line {number}: schema {schema}, this version reads {SCHEMA}")
+        yield row
