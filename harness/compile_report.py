@@ -1,0 +1,104 @@
+"""Every specialization that a set of cases asks for, compiled ahead, and what the compiler said of it."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from harness import rows
+from harness.cases import FAMILIES, Case
+from harness.subject import first_line
+
+Request = tuple[str, str]  # (source, kernel), as optimized.jit.build takes it
+
+
+def plans(cases: Iterable[Case], chip: Any) -> dict[Case, Any]:
+    """The plan that a call of each case takes on `chip`. Needs no GPU: inputs are meta tensors.
+
+    A case that no plan exists for is left out; its run says why.
+    """
+    from optimized.normalization import plan_of
+
+    found = {}
+    for case in cases:
+        call = FAMILIES[case.function].make(case, "meta", 0)
+        try:
+            found[case] = plan_of(case.function, *call.args, chip=chip, **call.kwargs)
+        except (ValueError, TypeError, NotImplementedError):
+            continue
+    return found
+
+
+def request(plan: Any) -> Request:
+    """What `optimized.jit.build` calls a specialization by."""
+    return plan.source, plan.kernel
+
+
+def compile_all(requests: Iterable[Request], arch: str, build: Callable | None = None) -> dict[Request, Any]:
+    """Each request's Binary, or the message of the error that it ended with.
+
+    All of them at once, on all cores. Where that raises, one by one, so that an error costs its own
+    specialization and no other.
+    """
+    if build is None:
+        from optimized.jit import build
+    requests = list(dict.fromkeys(requests))
+    try:
+        return dict(build(requests, arch))
+    except Exception:  # noqa: BLE001 - found again below, with its name
+        return {one: _alone(one, arch, build) for one in requests}
+
+
+def _alone(one: Request, arch: str, build: Callable) -> Any:
+    try:
+        return build([one], arch)[one]
+    except Exception as error:  # noqa: BLE001
+        return first_line(error)
+
+
+def kernel_field(plan: Any, binary: Any) -> dict[str, Any]:
+    """Plan and binary as the `kernel` field of a row; what belongs to the binary is null where there is
+    none."""
+    built = (
+        {
+            "registers": binary.registers,
+            "spill_bytes": binary.spill_bytes,
+            "stack_bytes": binary.stack_bytes,
+            "static_shared_bytes": binary.shared_bytes,
+            "code_digest": binary.code_digest,
+        }
+        if not isinstance(binary, str) and binary
+        else {}
+    )
+    names = ("source", "kernel", "variant", "grid", "block", "cluster", "workspace_bytes", "cooperative")
+    planned = {name: getattr(plan, name) for name in names}
+    return planned | {"shared_bytes": plan.shared_bytes + built.get("static_shared_bytes", 0)} | built
+
+
+def compile_rows(
+    planned: dict[Case, Any], binaries: dict[Request, Any], **common: Any
+) -> list[dict[str, Any]]:
+    """One row of kind "compile" for each specialization, named after the kernel, at the first case that uses
+    it."""
+    found: dict[Request, dict[str, Any]] = {}
+    for case, plan in planned.items():
+        one = request(plan)
+        if one in found or one not in binaries:
+            continue
+        binary = binaries[one]
+        failed = isinstance(binary, str)
+        found[one] = rows.row(
+            kind="compile",
+            function=case.function,
+            implementation="optimized",
+            dtype=case.dtype,
+            recipe=case.recipe,
+            options={},
+            case=plan.kernel,
+            status="COMPILE_ERROR" if failed else "OK",
+            reason=binary if failed else "",
+            compile_ms=None if failed else binary.compile_ms,
+            cache_hit=None if failed else binary.cache_hit,
+            kernel=kernel_field(plan, binary),
+            repeat=f'python -m harness bench --dry-run --case "{case.name}"',
+            **common,
+        )
+    return list(found.values())
