@@ -1,0 +1,190 @@
+"""The command line: python -m harness {list,check,bench,report,doctor,env}. What is slow to import comes
+later."""
+
+import argparse
+import ctypes
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness.options import PROFILES, Options, UsageError
+from harness.rows import RowsError
+
+NO_GPU = "No GPU was found: measuring what a CPU can show (references, torch.compile, the compile report)."
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser of all verbs."""
+    top = argparse.ArgumentParser(
+        prog="python -m harness", description="Parity and speed of reference against optimized."
+    )
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="{list,check,bench,report,doctor,env}")
+    for verb, text in (
+        ("list", "the cases, with bytes, flops and estimated time"),
+        ("check", "parity only"),
+        ("bench", "parity, then timing"),
+    ):
+        _case_arguments(verbs.add_parser(verb, help=text, description=text), verb)
+    report = verbs.add_parser("report", help="REPORT.md and plots of a run")
+    report.add_argument("folder", nargs="?", type=Path, help="a run's folder (default: runs/latest)")
+    report.add_argument("--out", type=Path, help="where the report goes (default: the run's folder)")
+    verbs.add_parser("doctor", help="what this GPU reaches: copy, read, write, product; event tick; clocks")
+    verbs.add_parser("env", help="the environment record as JSON")
+    return top
+
+
+def _case_arguments(verb: argparse.ArgumentParser, name: str) -> None:
+    add = verb.add_argument
+    add(
+        "--profile",
+        choices=PROFILES,
+        default="quick",
+        help="sweep and time: quick = smoke, ci = llm, full = all",
+    )
+    add("--sweep", help="the named list of cases to take (default: the profile's)")
+    add(
+        "--function",
+        action="append",
+        default=[],
+        help="only this function; may be repeated, as all filters may",
+    )
+    add("--dtype", action="append", default=[], help="bf16, fp16, fp32")
+    add("--recipe", action="append", default=[], help="quantization recipe, or none")
+    add("--shape", action="append", default=[], metavar="MxN", help="any shape, of the sweep or not")
+    add("--impl", action="append", default=[], help="reference, compiled, optimized, copy")
+    add("-k", dest="keyword", metavar="REGEX", help="only cases whose name matches")
+    add(
+        "--case",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help='a case by its name: "rmsnorm_fwd 4096x5000 bf16"',
+    )
+    add("--seed", type=int, default=0, help="of the inputs")
+    if name == "list":
+        add("--json", action="store_true", help="as JSON")
+        return
+    add("--out", type=Path, help="the run's folder (default: runs/<timestamp>, and runs/latest points at it)")
+    add("--dry-run", action="store_true", help="say what would run")
+    add("--resume", action="store_true", help="skip what the folder (default: runs/latest) has rows of")
+    add("--budget", type=float, metavar="SECONDS", help="start no case after this time")
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """The arguments of list, check or bench as checked values; a comma separates several names."""
+
+    def split(values: list[str]) -> tuple[str, ...]:
+        return tuple(word.strip() for value in values for word in value.split(","))
+
+    return Options(
+        verb=arguments.verb,
+        profile=arguments.profile,
+        sweep=arguments.sweep,
+        functions=split(arguments.function),
+        implementations=split(arguments.impl),
+        dtypes=split(arguments.dtype),
+        recipes=split(arguments.recipe),
+        shapes=tuple(arguments.shape),
+        names=tuple(arguments.case),
+        keyword=arguments.keyword,
+        seed=arguments.seed,
+        out=getattr(arguments, "out", None),
+        resume=getattr(arguments, "resume", False),
+        budget_s=getattr(arguments, "budget", None),
+    )
+
+
+def gpu_present() -> bool:
+    """Whether the driver has a device for this process. Asks it directly: importing torch takes seconds."""
+    try:
+        driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
+    except OSError:
+        return False
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    options = options_of(arguments)
+    if arguments.dry_run:
+        return _list(arguments, options)
+    present = gpu_present()
+    what = f"sweep {options.sweep or options.limits.sweep}, profile {options.profile}"
+    print(f"twinbench {options.verb}: {what}" if present else NO_GPU, flush=True)
+    import torch
+
+    from harness.progress import Reporter
+
+    if present and not torch.cuda.is_available():
+        print(f"PyTorch {torch.__version__} cannot use the GPU: measuring what a CPU can show.", flush=True)
+    from harness.runner import Run
+
+    if torch.cuda.is_available():
+        from harness.backend_gpu import Gpu
+
+        return Run(options, partial(Gpu, options.limits), Reporter()).execute()
+    from harness.backend_cpu import Cpu, without_gpu
+
+    return Run(without_gpu(options), Cpu, Reporter()).execute()
+
+
+def _list(arguments: argparse.Namespace, options: Options) -> int:
+    from rich.console import Console
+
+    from harness.listing import show
+
+    return show(options, getattr(arguments, "json", False), Console(highlight=False))
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from harness.report import write
+
+    return write(arguments.folder, arguments.out)
+
+
+def _env() -> int:
+    from harness.environment import record
+
+    print(json.dumps(record(), indent=1))
+    return 0
+
+
+def _doctor() -> int:
+    if not gpu_present():
+        print("No GPU was found: there is nothing to measure.", file=sys.stderr)
+        return 3
+    from harness.doctor import examine
+
+    return examine()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb; returns the exit code: 0, 1 something failed, 2 wrong arguments, 130 interrupted."""
+    arguments = parser().parse_args(argv)
+    verbs: dict[str, Any] = {
+        "list": lambda: _list(arguments, options_of(arguments)),
+        "check": lambda: _run(arguments),
+        "bench": lambda: _run(arguments),
+        "report": lambda: _report(arguments),
+        "doctor": _doctor,
+        "env": _env,
+    }
+    try:
+        return verbs[arguments.verb]()
+    except UsageError as error:
+        print(f"harness: {error}", file=sys.stderr)
+        return 2
+    except RowsError as error:
+        print(f"harness: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""What a run was asked for, checked: profiles, filters, and the cases that they choose."""
+
+import ast
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class UsageError(Exception):
+    """A wrong argument of the command line; its one line names what was given and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How much a run takes: its sweep, the seconds that one column of one row may take, its warm-up."""
+
+    sweep: str
+    cap_s: float
+    warm_up_s: float
+    implementations: tuple[str, ...]
+
+
+# `compiled` costs seconds of compilation at each shape: it is measured where there is time, or where asked.
+PROFILES = {
+    "quick": Profile("smoke", 0.1, 0.3, ("reference", "optimized", "copy")),
+    "ci": Profile("llm", 0.5, 1.0, ("reference", "optimized", "copy")),
+    "full": Profile("all", 2.0, 3.0, ("reference", "compiled", "optimized", "copy")),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `list`, `check` and `bench`, as the command line gives them."""
+
+    verb: str = "bench"
+    profile: str = "quick"
+    sweep: str | None = None
+    functions: tuple[str, ...] = ()
+    implementations: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    keyword: str | None = None
+    seed: int = 0
+    out: Path | None = None
+    resume: bool = False
+    budget_s: float | None = None
+
+    @property
+    def limits(self) -> Profile:
+        """The profile's numbers."""
+        return PROFILES[self.profile]
+
+
+def pick(kind: str, names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    """`names` if all are known; else a UsageError that offers the near misses."""
+    known = tuple(known)
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+            raise UsageError(f"unknown {kind} {name!r}; {hint}")
+    return tuple(names)
+
+
+def implementations(options: Options) -> tuple[str, ...]:
+    """The implementations asked for, or the profile's. Raises UsageError for an unknown one."""
+    from harness.implementations import IMPLEMENTATIONS
+
+    return pick("implementation", options.implementations or options.limits.implementations, IMPLEMENTATIONS)
+
+
+def cases(options: Options) -> list[Any]:
+    """The cases that sweep and filters choose, or those that are named outright, in order, each once.
+
+    Raises UsageError for unknown names, malformed shapes and expressions, and for filters that leave nothing.
+    """
+    from harness import sweeps
+
+    if options.names:
+        return list(dict.fromkeys(parse_case(name) for name in options.names))
+    name = options.sweep or options.limits.sweep
+    pick("sweep", [name], sweeps.SWEEPS)
+    _check_filters(options)
+    try:
+        chosen = sweeps.select(
+            sweeps.sweep(name),
+            function=options.functions,
+            dtype=options.dtypes,
+            recipe=options.recipes,
+            shape=options.shapes or None,
+            keyword=options.keyword,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if not chosen:
+        raise UsageError(
+            f"no case of sweep {name!r} passes these filters; `list --sweep {name}` shows its cases"
+        )
+    return list(dict.fromkeys(chosen))
+
+
+def _check_filters(options: Options) -> None:
+    from harness.cases import DTYPES, FAMILIES
+    from harness.sweeps import RECIPES
+
+    pick("function", options.functions, FAMILIES)
+    pick("dtype", options.dtypes, DTYPES)
+    pick("recipe", options.recipes, RECIPES)
+
+
+def parse_case(name: str) -> Any:
+    """The case that a name stands for: "rmsnorm_fwd 4096x8192 bf16 gamma_dtype=fp32". Raises UsageError."""
+    from harness.cases import DTYPES, FAMILIES, Case
+    from harness.sweeps import RECIPES, parse_shape
+
+    words = name.split()
+    plain, pairs = (
+        [word for word in words if "=" not in word],
+        [word.split("=", 1) for word in words if "=" in word],
+    )
+    if not 2 <= len(plain) <= 4:
+        raise UsageError(
+            f"case {name!r} is not of the form: function shape dtype [recipe] [option=value ...]"
+        )
+    function, shape, dtype, recipe = [*plain, "bf16", "none"][:4] if len(plain) == 2 else [*plain, "none"][:4]
+    pick("function", [function], FAMILIES)
+    pick("dtype", [dtype], DTYPES)
+    pick("recipe", [recipe], RECIPES)
+    try:
+        return Case(
+            function, parse_shape(shape), dtype, recipe, tuple((key, _value(text)) for key, text in pairs)
+        )
+    except ValueError as error:
+        raise UsageError(f"case {name!r}: {error}") from None
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def repeat_command(case: Any, implementation: str, seed: int, verb: str = "bench") -> str:
+    """The command line that measures just this row again."""
+    return f'python -m harness {verb} --case "{case.name}" --impl {implementation} --seed {seed}'

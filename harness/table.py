@@ -1,0 +1,202 @@
+"""The tables that a run ends with, for a terminal of 100 columns."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness import peers, rows
+
+GOOD, FAIR, POOR = "green", "yellow", "red"
+
+
+def cases(found: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Rows of cases by case name, then by implementation, in the order of the file; a later row replaces."""
+    grouped: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in found:
+        if row["kind"] == "case":
+            grouped.setdefault(row["case"], {})[row["implementation"]] = row
+    return grouped
+
+
+def time_us(row: dict[str, Any] | None) -> float | None:
+    """The median that a row is judged by: graph time on a GPU, host time on a CPU; None where it has none."""
+    column = row and (row["graph_us"] or row["warm_us"])
+    return column["median"] if column else None
+
+
+def ratio(row: dict[str, Any] | None, other: dict[str, Any] | None) -> float | None:
+    """How many times faster `row` is than `other`."""
+    ours, theirs = time_us(row), time_us(other)
+    return theirs / ours if ours and theirs else None
+
+
+def show(console: Console, found: list[dict[str, Any]]) -> None:
+    """Print what the rows say: the results, the compile report, the list of what failed."""
+    grouped = cases(found)
+    on_gpu = {name: of for name, of in grouped.items() if any(row["device"] == "cuda" for row in of.values())}
+    on_cpu = {name: of for name, of in grouped.items() if name not in on_gpu}
+    compiled = [row for row in found if row["kind"] == "compile"]
+    for of, table in ((on_gpu, gpu_table), (on_cpu, cpu_table), (compiled, compile_table)):
+        if of:
+            console.print(table(of), "")
+    console.print(*failures(found), sep="\n")
+
+
+def show_checks(console: Console, found: list[dict[str, Any]]) -> None:
+    """Print the verdict on each checked implementation of each case, and the list of what failed."""
+    names = ("case", "implementation", ">max error", ">rms error", ">reference's max", "parity")
+    table = _table("Parity", names)
+    for row in found:
+        if row["kind"] == "case":
+            figures = [_error(value) for value in errors(row)]
+            table.add_row(row["case"], row["implementation"], *figures, _verdict(row))
+    console.print(table, "")
+    console.print(*failures(found), sep="\n")
+
+
+def gpu_table(grouped: dict[str, dict[str, dict[str, Any]]]) -> Table:
+    """One line a case: the optimized function's graph time, and what it is compared with."""
+    gpu = next(row["gpu"] for of in grouped.values() for row in of.values())
+    names = (
+        "function",
+        "shape",
+        "dtype",
+        ">µs",
+        ">TB/s",
+        ">% limit",
+        ">× copy",
+        ">× ref",
+        ">best peer",
+        "parity",
+    )
+    table = _table(f"{gpu}: optimized, µs of a replayed CUDA graph", names)
+    previous = None
+    for of in grouped.values():
+        row = of.get("optimized") or next(iter(of.values()))
+        table.add_row(*_gpu_cells(row, of, previous))
+        previous = row["function"]
+    return table
+
+
+def _gpu_cells(row: dict[str, Any], of: dict[str, dict[str, Any]], previous: str | None) -> list[Any]:
+    ours, percent = time_us(row), row["percent_of_limit"]
+    rate = row["bytes"] / ours / 1e6 if ours and row["bytes"] else None
+    peer = peers.best(row)
+    ahead = peer[1] / ours if peer and ours else None
+    label = row["function"] if row["function"] != previous else Text(row["function"], style="dim")
+    return [
+        label,
+        row["shape"],
+        _dtype(row),
+        _number(ours),
+        _number(rate, 2),
+        _graded(percent, 85, 70, "{:.0f}"),
+        _number(ratio(row, of.get("copy")), 2),
+        _number(ratio(row, of.get("reference")), 1),
+        Text("")
+        if ahead is None
+        else Text(f"{_short(peer[0])} {ahead:.2f}×", style=GOOD if ahead >= 1 else POOR),
+        _verdict(row),
+    ]
+
+
+def cpu_table(grouped: dict[str, dict[str, dict[str, Any]]]) -> Table:
+    """One line a case: the reference on this CPU, its error against the oracle, torch.compile beside it."""
+    names = ("function", "shape", "dtype", ">µs", ">compiled µs", ">max error", ">rms error", "parity")
+    table = _table("CPU: reference against the float64 oracle", names)
+    for of in grouped.values():
+        row = of.get("reference") or next(iter(of.values()))
+        times = [_number(time_us(one)) for one in (row, of.get("compiled"))]
+        worst, rms, _ = map(_error, errors(row))
+        table.add_row(row["function"], row["shape"], _dtype(row), *times, worst, rms, _verdict(row))
+    return table
+
+
+def errors(row: dict[str, Any]) -> tuple[float | None, ...]:
+    """The largest (max, rms, reference_max) error over the outputs of a row, in units of the oracle's
+    values."""
+    outputs = (row["parity"] or {}).get("errors", {}).values()
+    kinds = ("max", "rms", "reference_max")
+    return tuple(
+        max((out[kind] for out in outputs if out.get(kind) is not None), default=None) for kind in kinds
+    )
+
+
+def compile_table(found: list[dict[str, Any]]) -> Table:
+    """One line a specialization: what its compilation took and what it needs of an SM."""
+    names = ("kernel", ">ms", "cached", ">registers", ">spills", ">shared", "status")
+    table = _table(f"{len(found)} specializations", names)
+    for row in found:
+        kernel, hit = row["kernel"], "yes" if row["cache_hit"] else ""
+        registers, spills = (str(kernel.get(name, "")) for name in ("registers", "spill_bytes"))
+        spilled = Text(spills, style="" if spills in ("", "0") else POOR)
+        figures = [_number(row["compile_ms"], 0), hit, registers, spilled, _bytes(kernel.get("shared_bytes"))]
+        table.add_row(row["case"], *figures, _verdict(row))
+    return table
+
+
+def failures(found: Iterable[dict[str, Any]]) -> list[Text]:
+    """One line for each row that failed: what, why, and the command that repeats it."""
+    lines = []
+    for row in found:
+        if row["status"] in rows.FAILURES:
+            lines.append(
+                Text(f"{row['status']} {row['case']}, {row['implementation']}: {row['reason']}", style=POOR)
+            )
+            lines.append(Text(f"    {row['repeat']}", style="dim"))
+    return lines
+
+
+def _table(title: str, names: Iterable[str]) -> Table:
+    """An empty table; a name that begins with ">" heads a column of figures. Long case names are folded."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.padding = (0, 1, 0, 0)
+    for index, name in enumerate(names):
+        heading = name.removeprefix(">")
+        table.add_column(
+            heading,
+            justify="right" if name != heading else "left",
+            no_wrap=index > 0 and heading != "dtype",
+            overflow="fold",
+            min_width=len(heading),
+        )
+    return table
+
+
+def _dtype(row: dict[str, Any]) -> str:
+    recipe = [] if row["recipe"] == "none" else [row["recipe"]]
+    return " ".join([row["dtype"], *recipe, *(f"{key}={value}" for key, value in row["options"].items())])
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def _error(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}"
+
+
+def _bytes(value: int | None) -> str:
+    return "" if value is None else f"{value / 1024:.1f} KiB" if value >= 1024 else f"{value} B"
+
+
+def _graded(value: float | None, good: float, fair: float, form: str) -> Text:
+    if value is None:
+        return Text("–")
+    return Text(form.format(value), style=GOOD if value >= good else FAIR if value >= fair else POOR)
+
+
+def _verdict(row: dict[str, Any]) -> Text:
+    status, right = row["status"], (row["parity"] or {}).get("ok")
+    if status == "OK":
+        return Text("ok", style=GOOD)
+    style = POOR if status in rows.FAILURES else FAIR
+    return Text(f"ok, {status}" if right and status not in rows.FAILURES else status, style=style)
+
+
+def _short(peer: str) -> str:
+    name = peer.split()[0].replace("transformer_engine", "TE").replace("-kernels", "").replace("-kernel", "")
+    return "compile" if name == "torch.compile" else name
