@@ -1,0 +1,221 @@
+"""`report`: REPORT.md, with its plots as SVG and PNG, made from the rows of a run and from nothing else."""
+
+import math
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from harness import folder, peers, rows
+from harness.ceilings import Ceilings
+from harness.table import cases, errors, ratio, time_us
+
+FIGURES = {
+    "speedup": "Speed-up of optimized over reference",
+    "percent_of_limit": "Percent of this GPU's limit",
+    "time_against_bytes": "Time against bytes moved",
+    "error": "Error against the float64 oracle",
+    "against_peers": "Recorded peers against optimized",
+    "cpu_time": "CPU time",
+    "cpu_error": "Error of the references against the float64 oracle",
+    "kernels": "Compile report",
+}
+ABSENT = {
+    "speedup": "No case has graph times of both reference and optimized.",
+    "percent_of_limit": "No timed case moves 4 MB or more.",
+    "time_against_bytes": "No optimized function was timed.",
+    "error": "No optimized function was checked against the oracle.",
+    "against_peers": "No peer is recorded for this GPU at these shapes.",
+    "cpu_time": "Nothing was timed on the CPU.",
+    "cpu_error": "No reference was checked against the oracle.",
+    "kernels": "No kernel was compiled.",
+}
+
+
+def write(run: Path | None, out: Path | None) -> int:
+    """Write the report of a run's folder (default: the latest run) into `out` (default: that folder).
+
+    Prints where it is; the exit code is 0. Raises RowsError for a folder without readable rows.
+    """
+    run = run or folder.LATEST
+    if not run.exists():
+        raise rows.RowsError(f"{folder.shown(run)} does not exist; `python -m harness bench` makes a run")
+    found = rows.read(run / "rows.jsonl")
+    target = out or run.resolve()
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        text = compose(found, folder.describe(run), target / "plots")
+        (target / "REPORT.md").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise rows.RowsError(f"cannot write {folder.shown(target)}: {error.strerror}") from None
+    print(f"Report: {folder.shown(target / 'REPORT.md')}")
+    return 0
+
+
+def compose(found: list[dict[str, Any]], runs: list[dict[str, Any]], plots: Path) -> str:
+    """The report's Markdown; draws its figures into the folder `plots`."""
+    origin = provenance(found, runs)
+    grouped = cases(found)
+    parts = [f"# {_device(found)}: parity and speed", origin, *_headline(found, grouped, runs)]
+    if not found:
+        return "\n\n".join([*parts, "This run has no rows: there is nothing to show."]) + "\n"
+    on_gpu = any(row["device"] == "cuda" for row in found)
+    parts += _figures(found, grouped, runs, plots, origin, on_gpu)
+    parts += _tables(grouped, on_gpu) + _failures(found)
+    parts += [
+        "## Measuring one row again",
+        "Every row of `rows.jsonl` has the command in its field `repeat`; for the first:",
+    ]
+    parts += [f"```sh\n{found[0]['repeat']}\n```"]
+    return "\n\n".join(parts) + "\n"
+
+
+def provenance(found: list[dict[str, Any]], runs: list[dict[str, Any]]) -> str:
+    """Device, date and versions in one line."""
+    last = runs[-1] if runs else {}
+    environment = last.get("environment", {})
+    date = (last.get("started") or (found[0]["time"] if found else None) or "")[:10]
+    git = environment.get("git") or {}
+    commit = git.get("commit") and git["commit"][:10] + ("-dirty" if git.get("dirty") else "")
+    named = (
+        ("torch", environment.get("torch")),
+        ("NVRTC", environment.get("nvrtc")),
+        ("driver", environment.get("driver")),
+        ("commit", commit),
+    )
+    return " · ".join(
+        [_device(found), *filter(None, [date]), *(f"{name} {value}" for name, value in named if value)]
+    )
+
+
+def _device(found: list[dict[str, Any]]) -> str:
+    gpus = sorted({row["gpu"] for row in found if row["gpu"]})
+    return ", ".join(gpus) or "CPU"
+
+
+def _headline(found: list[dict[str, Any]], grouped: dict, runs: list[dict[str, Any]]) -> list[str]:
+    counts = Counter(row["status"] for row in found)
+    lines = ["Rows: " + (", ".join(f"{count} {status}" for status, count in counts.most_common()) or "none")]
+    checked = [row["parity"]["ok"] for row in found if row["parity"]]
+    lines += [f"Parity: {sum(checked)} of {len(checked)} checked rows are right"] if checked else []
+    speedups = [
+        value for of in grouped.values() if (value := ratio(of.get("optimized"), of.get("reference")))
+    ]
+    if speedups:
+        mean = math.exp(sum(map(math.log, speedups)) / len(speedups))
+        lines.append(f"Speed-up over reference: {mean:.2f} × (geometric mean of {len(speedups)} cases)")
+    limits = [of["optimized"]["percent_of_limit"] for of in grouped.values() if _big(of.get("optimized"))]
+    lines += (
+        [f"Percent of limit: median {median(limits):.0f} % of {len(limits)} cases of 64 MB and more"]
+        if limits
+        else []
+    )
+    against = [
+        best[1] / time_us(row)
+        for of in grouped.values()
+        if time_us(row := of.get("optimized")) and (best := peers.best(row))
+    ]
+    if against:
+        ahead = sum(value >= 1 for value in against)
+        lines.append(f"At or under the best recorded peer: {ahead} of {len(against)} cases")
+    ceilings = next((run["ceilings"] for run in reversed(runs) if run.get("ceilings")), None)
+    if ceilings:
+        lines.append(f"Measured ceilings: {Ceilings(**ceilings)}; event tick {ceilings['tick_us']:.3f} µs")
+    return ["\n".join(f"- {line}" for line in lines)]
+
+
+def _big(row: dict[str, Any] | None) -> bool:
+    return bool(row and row["percent_of_limit"] and row["bytes"] >= 64e6)
+
+
+def _figures(found: list, grouped: dict, runs: list, plots: Path, origin: str, on_gpu: bool) -> list[str]:
+    from harness import plots as gpu
+    from harness import plots_cpu, style
+
+    copy_tbs = next((run["ceilings"]["copy_tbs"] for run in reversed(runs) if run.get("ceilings")), None)
+    drawn = (
+        {
+            "speedup": lambda: gpu.speedup(grouped),
+            "percent_of_limit": lambda: gpu.percent_of_limit(grouped),
+            "time_against_bytes": lambda: gpu.time_against_bytes(grouped, copy_tbs),
+            "error": lambda: gpu.error(grouped),
+            "against_peers": lambda: gpu.against_peers(grouped),
+        }
+        if on_gpu
+        else {
+            "cpu_time": lambda: plots_cpu.time(grouped),
+            "cpu_error": lambda: plots_cpu.error(grouped),
+            "kernels": lambda: plots_cpu.kernels(found),
+        }
+    )
+    parts = []
+    for name, draw in drawn.items():
+        figure = draw()
+        parts.append(f"## {FIGURES[name]}")
+        if figure is None:
+            parts.append(ABSENT[name])
+            continue
+        style.save(figure, plots, name, FIGURES[name], origin)
+        parts.append(f"[![{FIGURES[name]}](plots/{name}.png)](plots/{name}.svg)")
+    return parts
+
+
+def _tables(grouped: dict, on_gpu: bool) -> list[str]:
+    lines = _gpu_lines(grouped) if on_gpu else _cpu_lines(grouped)
+    return ["## All cases", "\n".join(lines)] if len(lines) > 2 else []
+
+
+def _gpu_lines(grouped: dict) -> list[str]:
+    lines = [
+        "| case | graph µs | cold µs | TB/s | % limit | × copy | × ref. | best peer | host µs | status |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for name, of in grouped.items():
+        row = of.get("optimized") or next(iter(of.values()))
+        ours, peer, cold = time_us(row), peers.best(row), row["cold_us"] and row["cold_us"]["median"]
+        rate = row["bytes"] / ours / 1e6 if ours and row["bytes"] else None
+        beside = f"{peer[0]} {peer[1] / ours:.2f} ×" if peer and ours else ""
+        figures = [
+            _cell(ours, 2),
+            _cell(cold, 2),
+            _cell(rate, 2),
+            _cell(row["percent_of_limit"], 0),
+            _cell(ratio(row, of.get("copy")), 2),
+            _cell(ratio(row, of.get("reference")), 2),
+            beside,
+            _cell(row["host_us"], 1),
+            row["status"],
+        ]
+        lines.append(f"| {name} | {' | '.join(figures)} |")
+    return lines
+
+
+def _cpu_lines(grouped: dict) -> list[str]:
+    lines = [
+        "| case | reference µs | torch.compile µs | largest error | rms error | status |",
+        "|---|--:|--:|--:|--:|---|",
+    ]
+    for name, of in grouped.items():
+        row = of.get("reference") or next(iter(of.values()))
+        worst, rms, _ = errors(row)
+        figures = [
+            _cell(time_us(row), 1),
+            _cell(time_us(of.get("compiled")), 1),
+            "" if worst is None else f"{worst:.1e}",
+            "" if rms is None else f"{rms:.1e}",
+            row["status"],
+        ]
+        lines.append(f"| {name} | {' | '.join(figures)} |")
+    return lines
+
+
+def _failures(found: list[dict[str, Any]]) -> list[str]:
+    failed = [row for row in found if row["status"] != "OK"]
+    if not failed:
+        return []
+    lines = [f"- {row['status']}: {row['case']}, {row['implementation']}: {row['reason']}" for row in failed]
+    return ["## Rows that are not OK", "\n".join(lines)]
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
