@@ -13,6 +13,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from harness.table import time_us
 
 PLAIN_WIDTH = 110  # of tables in a file or a pipe
 
@@ -86,9 +87,9 @@ def outcome(rows: list[dict[str, Any]]) -> str:
     """What a case gave, in a few words: "optimized 33.1 µs 97 %, reference 402 µs"."""
     words = []
     for row in rows:
-        column = row["graph_us"] or row["warm_us"]
-        figure = f" {column['median']:.4g} µs" if column else ""
+        took = time_us(row)
+        figure = f" {took:.4g} µs" if took else ""
         limit = f" {row['percent_of_limit']:.0f} %" if row["percent_of_limit"] else ""
-        status = "" if row["status"] == "OK" and column else f" {row['status']}"
+        status = "" if row["status"] == "OK" and took else f" {row['status']}"
         words.append(f"{row['implementation']}{figure}{limit}{status}")
     return ", ".join(words) or "nothing new"

@@ -32,7 +32,7 @@ class Run:
         self.backend = make_backend()
         self.on_gpu = self.backend.name == "cuda"
         self.earlier = len(self.folder.known)
-        self.left = 0
+        self.left = len(self.cases)
 
     def execute(self) -> int:
         """Do it. Every finished row is kept; the code is 0, 1 where a row failed, 130 after Ctrl-C."""
@@ -70,7 +70,7 @@ class Run:
     def _compiled(self, common: dict[str, Any]) -> tuple[dict, dict]:
         """Plans and binaries of the cases' kernels: compiled before the first case, on all cores. Without a
         GPU they are what there is to see of the kernels, and become rows of their own."""
-        if not self.timed or self.on_gpu and "optimized" not in self.names:
+        if not ("optimized" in self.names if self.on_gpu else self.timed):
             return {}, {}
         began, chip = time.monotonic(), self.backend.chip()
         planned = compile_report.plans(self.cases, chip)
@@ -107,7 +107,8 @@ class Run:
             self.reporter.finish(case.name, written)
 
     def _conclude(self, interrupted: bool) -> int:
-        found, where = self.folder.known, shown(self.folder.path)
+        # From the file: an interrupt may fall between a row's last byte and its being counted.
+        found, where = rows.read(self.folder.rows_path), shown(self.folder.path)
         if found and self.timed:
             table.show(self.reporter.console, found)
         elif found:
@@ -116,7 +117,7 @@ class Run:
         self.reporter.say(f"{len(found)} rows in {where}/rows.jsonl, {time.monotonic() - self.began:.0f} s")
         if self.left:
             why = "Interrupted" if interrupted else "Not finished"
-            self.reporter.say(f"{why}: {self.left} cases are left; go on with: {self._resume_command(where)}")
+            self.reporter.say(f"{why}, cases left: {self.left}; go on with: {self._resume_command(where)}")
         if failed:
             self.reporter.say(f"{len(failed)} rows failed; they are listed above")
         return INTERRUPTED if interrupted else FAILED if failed else 0

@@ -23,7 +23,7 @@ def cases(found: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]
 
 def time_us(row: dict[str, Any] | None) -> float | None:
     """The median that a row is judged by: graph time on a GPU, host time on a CPU; None where it has none."""
-    column = row and (row["graph_us"] or row["warm_us"])
+    column = row and row["graph_us" if row["device"] == "cuda" else "warm_us"]
     return column["median"] if column else None
 
 
