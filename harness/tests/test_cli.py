@@ -1,0 +1,150 @@
+"""The command line: what it prints first, and one clear line for every wrong argument."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from harness import rows
+from harness.__main__ import NO_GPU, main
+from harness.environment import ROOT, digest, slug
+from harness.options import Options, UsageError, cases, parse_case
+
+CPU = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def harness(*arguments, timeout=120):
+    command = [sys.executable, "-m", "harness", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, env=CPU)
+
+
+def test_list_as_json(capsys):
+    assert main(["list", "--sweep", "llm", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found) == 60
+    assert found[0]["name"] == "layernorm_fwd 4096x1024 bf16"
+    assert all(one["bytes"] > 0 and one["flops"] > 0 and one["memory_bytes"] > 0 for one in found)
+    assert all(one["about_s"] > 0 for one in found)
+
+
+def test_list_as_a_table(capsys):
+    assert main(["list", "-k", "^rmsnorm_fwd"]) == 0
+    out = capsys.readouterr().out
+    assert "rmsnorm_fwd 4096x4096 bf16" in out and "layernorm" not in out
+    assert "4 cases" in out
+
+
+def test_any_shape_can_be_asked_for(capsys):
+    assert main(["list", "--function", "rmsnorm_fwd", "--shape", "123,4567", "--json"]) == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == ["rmsnorm_fwd 123x4567 bf16"]
+
+
+def test_dry_run_measures_and_writes_nothing(capsys, tmp_path):
+    assert main(["bench", "--dry-run", "--out", str(tmp_path / "run")]) == 0
+    assert "20 cases" in capsys.readouterr().out
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--sweep", "llms"], "unknown sweep 'llms'; did you mean llm"),
+        (["--function", "rmsnorm"], "did you mean rmsnorm_fwd"),
+        (["--impl", "optimised"], "did you mean optimized"),
+        (["--impl", "zzz"], "known: reference, compiled, optimized, copy"),
+        (["--dtype", "bf61"], "did you mean bf16"),
+        (["--recipe", "mxfp9"], "unknown recipe"),
+        (["--shape", "4096x0"], "4096x8192"),
+        (["--shape", "axb"], "4096x8192"),
+        (["-k", "("], "regular expression"),
+        (["-k", "nothing like it"], "no case of sweep 'smoke' passes"),
+        (["--case", "rmsnorm_fwd"], "function shape dtype"),
+        (["--case", "rmsnorm_fwd 4x8 bf16 gamma_dtype=int8"], "int8"),
+    ],
+)
+def test_wrong_argument_is_one_clear_line(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("harness.__main__.gpu_present", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["bench", *arguments, "--out", str(tmp_path / "run")]) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("arguments", [["bench", "--profile", "slow"], ["bench", "--seed", "x"], ["fly"], []])
+def test_wrong_syntax_is_exit_code_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_case_by_name_round_trips():
+    for case in cases(Options(sweep="edge")):
+        assert parse_case(case.name) == case
+    with pytest.raises(UsageError, match="did you mean"):
+        parse_case("rmsnorm_fw 4x8 bf16")
+
+
+@pytest.mark.skipif(
+    os.geteuid() == 0 and not os.path.exists("/proc/self"), reason="no folder that cannot be written"
+)
+def test_folder_that_cannot_be_written_is_one_clear_line():
+    done = harness("check", "--case", "rmsnorm_fwd 3x16 bf16", "--out", "/proc/self/run")
+    assert done.returncode == 1
+    assert done.stderr.startswith("harness: cannot write /proc/self/run") and done.stderr.count("\n") == 1
+
+
+def test_full_folder_needs_resume(tmp_path, capsys):
+    rows.Writer(tmp_path / "rows.jsonl").write(rows.row(status="OK"))
+    assert main(["check", "--case", "rmsnorm_fwd 3x16 bf16", "--out", str(tmp_path)]) == 1
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_bench_says_at_once_that_there_is_no_gpu():
+    command = [sys.executable, "-m", "harness", "check", "--case", "rmsnorm_fwd 3x16 bf16", "--dtype", "nope"]
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=CPU
+    )
+    first = process.stdout.readline()
+    took = time.monotonic() - began
+    process.kill()
+    process.communicate()
+    assert first.strip() == NO_GPU
+    assert took < 3
+
+
+def test_importing_the_command_line_imports_nothing_slow():
+    script = "import harness.__main__, sys; print({'torch', 'matplotlib', 'rich'} & sys.modules.keys())"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_doctor_without_a_gpu_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("harness.__main__.gpu_present", lambda: False)
+    assert main(["doctor"]) == 3
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_environment_is_json_with_null_for_what_is_unavailable(capsys):
+    assert main(["env"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["torch"] and {"gpu", "driver", "nvrtc", "cuda_python", "git", "host"} <= found.keys()
+    assert 0 not in (found["gpu"] or {}).values()
+    assert digest(found) == digest(json.loads(json.dumps(found)))
+
+
+def test_report_of_nothing_is_one_clear_line(capsys, tmp_path):
+    assert main(["report", str(tmp_path / "nowhere")]) == 1
+    err = capsys.readouterr().err
+    assert "does not exist" in err and err.count("\n") == 1
+
+
+def test_slug():
+    assert slug("NVIDIA H200") == "nvidia-h200"

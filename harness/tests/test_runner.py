@@ -1,0 +1,199 @@
+"""A run on a CPU, with implementations that do as told: every row is kept, nothing fails silently."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+
+from harness import backend_cpu, rows, runner
+from harness.backend_cpu import Cpu
+from harness.environment import ROOT
+from harness.implementations import IMPLEMENTATIONS
+from harness.options import Options
+from harness.progress import Reporter
+from harness.runner import Run
+
+CASES = ("rmsnorm_fwd 3x16 bf16", "rmsnorm_bwd 2x8 fp32")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(backend_cpu, "CAP_S", 0.0)
+    monkeypatch.setattr(runner, "record", lambda: {"torch": "1"})
+
+
+@pytest.fixture
+def implement(monkeypatch):
+    """Replaces what an implementation prepares."""
+
+    def replaced(name, prepare, **fields):
+        made = replace(IMPLEMENTATIONS[name], prepare=prepare, available=lambda: None, **fields)
+        monkeypatch.setitem(IMPLEMENTATIONS, name, made)
+
+    return replaced
+
+
+def run(out, verb="check", names=("reference",), **fields):
+    """Exit code, rows and what was printed."""
+    text = io.StringIO()
+    options = Options(verb=verb, names=CASES, implementations=names, out=out, **fields)
+    code = Run(options, Cpu, Reporter(Console(file=text))).execute()
+    return code, rows.read(out / "rows.jsonl"), text.getvalue()
+
+
+def test_check_gives_a_row_a_case(tmp_path):
+    code, found, text = run(tmp_path / "run")
+    assert code == 0
+    assert [(row["case"], row["status"]) for row in found] == [(case, "OK") for case in CASES]
+    assert all(row["parity"]["ok"] and row["parity"]["seeds"] == 3 and row["bytes"] for row in found)
+    assert found[0]["repeat"] == f'python -m harness bench --case "{CASES[0]}" --impl reference --seed 0'
+    assert "2 rows in" in text
+
+
+def test_bench_times_what_is_right_and_compiles_the_kernels(tmp_path):
+    code, found, _ = run(tmp_path / "run", verb="bench")
+    assert code == 0
+    cases = [row for row in found if row["kind"] == "case"]
+    assert all(row["warm_us"]["n"] >= 15 and row["graph_us"] is None for row in cases)
+    compiled = [row for row in found if row["kind"] == "compile"]
+    assert len(compiled) == 2 and all(row["kernel"]["registers"] > 0 for row in compiled)
+
+
+def test_wrong_result_is_no_time_and_a_failure(tmp_path, implement):
+    implement("compiled", lambda case, call: lambda call: tuple(torch.zeros(1) for _ in range(2)))
+    code, found, text = run(tmp_path / "run", "bench", ("reference", "compiled"))
+    wrong = [row for row in found if row["implementation"] == "compiled"]
+    assert code == 1
+    assert wrong[0]["status"] == "FAIL_PARITY" and wrong[0]["reason"] and wrong[0]["warm_us"] is None
+    assert "FAIL_PARITY" in text and wrong[0]["repeat"] in text
+
+
+def test_exception_costs_its_own_row_and_is_told(tmp_path, implement):
+    def crash(case, call):
+        raise RuntimeError("the kernel is not to be found\nmore")
+
+    implement("compiled", crash)
+    code, found, text = run(tmp_path / "run", names=("compiled", "reference"))
+    assert code == 1
+    assert [row["status"] for row in found[:2]] == ["CRASH", "OK"]
+    assert found[0]["reason"] == "RuntimeError: the kernel is not to be found"
+    assert "the kernel is not to be found" in text
+
+
+def test_exhausted_memory_is_typed_and_no_failure(tmp_path, implement):
+    def exhaust(call):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 TiB")
+
+    implement("compiled", lambda case, call: exhaust)
+    code, found, _ = run(tmp_path / "run", names=("compiled",))
+    assert code == 0
+    assert {row["status"] for row in found} == {"OOM"}
+
+
+def test_unavailable_implementation_is_skipped_with_its_reason(tmp_path, monkeypatch):
+    gone = replace(IMPLEMENTATIONS["optimized"], available=lambda: "no GPU of that kind")
+    monkeypatch.setitem(IMPLEMENTATIONS, "optimized", gone)
+    code, found, _ = run(tmp_path / "run", names=("optimized",))
+    assert code == 0
+    assert {(row["status"], row["reason"]) for row in found} == {("SKIPPED", "no GPU of that kind")}
+
+
+def test_lost_device_ends_the_run_and_blames_the_right_row(tmp_path, implement, monkeypatch):
+    def crash(case, call):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    implement("compiled", crash)
+    monkeypatch.setattr(Cpu, "alive", lambda self: False)
+    code, found, text = run(tmp_path / "run", names=("compiled", "reference"))
+    assert code == 1
+    assert [(row["implementation"], row["status"]) for row in found] == [("compiled", "CRASH")]
+    assert "stopped answering" in text and "--resume" in text
+
+
+def test_resume_measures_only_what_is_missing(tmp_path, implement):
+    run(tmp_path / "run")
+    kept = (tmp_path / "run" / "rows.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "run" / "rows.jsonl").write_bytes(kept[0] + kept[1][:20])
+    calls = []
+    reference = IMPLEMENTATIONS["reference"].prepare
+    implement("reference", lambda case, call: calls.append(case.name) or reference(case, call))
+    code, found, _ = run(tmp_path / "run", resume=True)
+    assert code == 0
+    assert calls == [CASES[1]]
+    assert [row["case"] for row in found] == list(CASES)
+
+
+def test_spent_budget_says_what_is_left(tmp_path):
+    code, found, text = run(tmp_path / "run", budget_s=0.0)
+    assert (code, found) == (0, [])
+    assert "cases left: 2" in text and "--resume" in text
+
+
+def test_ctrl_c_keeps_every_finished_row(tmp_path, implement):
+    reference = IMPLEMENTATIONS["reference"].prepare
+
+    def interrupted(case, call):
+        if case.name == CASES[1]:
+            raise KeyboardInterrupt
+        return reference(case, call)
+
+    implement("reference", interrupted)
+    code, found, text = run(tmp_path / "run")
+    assert code == 130
+    assert [row["case"] for row in found] == [CASES[0]]
+    assert "Interrupted, cases left: 1" in text and "1 rows in" in text
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_signal_to_a_real_run(tmp_path, sign):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "harness", "check", "--sweep", "edge", "--out", str(out)]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment)
+    written = out / "rows.jsonl"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not (written.exists() and written.stat().st_size):
+        time.sleep(0.1)
+    process.send_signal(sign)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    found = rows.read(out / "rows.jsonl")
+    assert found and f"{len(found)} rows in {out}/rows.jsonl" in text
+    assert "--resume" in text
+
+
+def test_killed_run_keeps_its_rows(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    script = (
+        "from pathlib import Path; import os, signal; from harness.rows import Writer, row\n"
+        f"writer = Writer(Path({str(out)!r}) / 'rows.jsonl')\n"
+        "for seed in range(3): writer.write(row(status='OK', seed=seed))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
+    assert [json.loads(line)["seed"] for line in (out / "rows.jsonl").open()] == [0, 1, 2]
+
+
+@pytest.mark.gpu
+def test_real_gpu_run(tmp_path):
+    from harness.backend_gpu import Gpu
+
+    names = ("reference", "optimized", "copy")
+    options = Options(names=("rmsnorm_fwd 4096x4096 bf16",), implementations=names, out=tmp_path / "run")
+    assert Run(options, lambda: Gpu(options.limits), Reporter(Console(file=io.StringIO()))).execute() == 0
+    found = {row["implementation"]: row for row in rows.read(tmp_path / "run" / "rows.jsonl")}
+    ours = found["optimized"]
+    assert ours["status"] in ("OK", "NOISY") and ours["parity"]["ok"]
+    assert 10 < ours["graph_us"]["median"] < ours["reference_us"]
+    assert 5 < ours["percent_of_limit"] <= 105
+    assert ours["kernel"]["registers"] and ours["host_us"] and ours["cold_us"]["n"] >= 30
+    assert ours["rotation"]["inputs"] > 1 and ours["rotation"]["calls"] >= 64
