@@ -61,7 +61,7 @@ def compose(found: list[dict[str, Any]], runs: list[dict[str, Any]], plots: Path
         return "\n\n".join([*parts, "This run has no rows: there is nothing to show."]) + "\n"
     on_gpu = any(row["device"] == "cuda" for row in found)
     parts += _figures(found, grouped, runs, plots, origin, on_gpu)
-    parts += _tables(grouped, on_gpu) + _failures(found)
+    parts += _tables(grouped, on_gpu) + _specializations(found) + _failures(found)
     parts += [
         "## Measuring one row again",
         "Every row of `rows.jsonl` has the command in its field `repeat`; for the first:",
@@ -83,9 +83,9 @@ def provenance(found: list[dict[str, Any]], runs: list[dict[str, Any]]) -> str:
         ("driver", environment.get("driver")),
         ("commit", commit),
     )
-    return " · ".join(
-        [_device(found), *filter(None, [date]), *(f"{name} {value}" for name, value in named if value)]
-    )
+    host = environment.get("host", {}).get("cpu")
+    device = _device(found) if any(row["gpu"] for row in found) or not host else f"CPU: {host}"
+    return " · ".join([device, *filter(None, [date]), *(f"{name} {value}" for name, value in named if value)])
 
 
 def _device(found: list[dict[str, Any]]) -> str:
@@ -207,6 +207,21 @@ def _cpu_lines(grouped: dict) -> list[str]:
         ]
         lines.append(f"| {name} | {' | '.join(figures)} |")
     return lines
+
+
+def _specializations(found: list[dict[str, Any]]) -> list[str]:
+    compiled = [row for row in found if row["kind"] == "compile"]
+    if not compiled:
+        return []
+    lines = [
+        "| kernel | compile ms | registers | spilled bytes | shared bytes | status |",
+        "|---|--:|--:|--:|--:|---|",
+    ]
+    for row in compiled:
+        figures = [row["kernel"].get(name, "") for name in ("registers", "spill_bytes", "shared_bytes")]
+        cells = [f"`{row['case']}`", _cell(row["compile_ms"], 0), *map(str, figures), row["status"]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return ["## All specializations", "\n".join(lines)]
 
 
 def _failures(found: list[dict[str, Any]]) -> list[str]:

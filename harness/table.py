@@ -42,7 +42,7 @@ def show(console: Console, found: list[dict[str, Any]]) -> None:
     for of, table in ((on_gpu, gpu_table), (on_cpu, cpu_table), (compiled, compile_table)):
         if of:
             console.print(table(of), "")
-    console.print(*failures(found), sep="\n")
+    _show_failures(console, found)
 
 
 def show_checks(console: Console, found: list[dict[str, Any]]) -> None:
@@ -54,7 +54,7 @@ def show_checks(console: Console, found: list[dict[str, Any]]) -> None:
             figures = [_error(value) for value in errors(row)]
             table.add_row(row["case"], row["implementation"], *figures, _verdict(row))
     console.print(table, "")
-    console.print(*failures(found), sep="\n")
+    _show_failures(console, found)
 
 
 def gpu_table(grouped: dict[str, dict[str, dict[str, Any]]]) -> Table:
@@ -138,16 +138,14 @@ def compile_table(found: list[dict[str, Any]]) -> Table:
     return table
 
 
-def failures(found: Iterable[dict[str, Any]]) -> list[Text]:
-    """One line for each row that failed: what, why, and the command that repeats it."""
-    lines = []
+def _show_failures(console: Console, found: Iterable[dict[str, Any]]) -> None:
+    """For each row that failed: what, why, and the command that repeats it."""
     for row in found:
         if row["status"] in rows.FAILURES:
-            lines.append(
-                Text(f"{row['status']} {row['case']}, {row['implementation']}: {row['reason']}", style=POOR)
+            what = f"{row['status']} {row['case']}, {row['implementation']}: {row['reason']}"
+            console.print(
+                Text(what, style=POOR), Text(f"    {row['repeat']}", style="dim"), sep="\n", soft_wrap=True
             )
-            lines.append(Text(f"    {row['repeat']}", style="dim"))
-    return lines
 
 
 def _table(title: str, names: Iterable[str]) -> Table:
