@@ -9,7 +9,7 @@ value.
 import torch
 from torch import Tensor
 
-from reference import checks
+from reference import tensors
 
 
 @torch.no_grad()
@@ -19,14 +19,14 @@ def layernorm_fwd(input, weight, bias, eps, quantizer=None, sm_margin=0, zero_ce
     x₀ is the row's first element, so that a constant row gives exactly `bias`; g is `weight`, or 1 + `weight`
     with `zero_centered_gamma`.
 
-    Shapes: input (..., H); weight and bias H elements of one dtype, bias may be None
+    Shapes: input (..., H); weight and bias H elements, bias may be None
     -> output (..., H) in input's dtype; mu and rsigma (rows,) float32.
     Units: mu that of input, rsigma its inverse; eps that of input squared, inside the root.
     Errors: ValueError for values, shapes and devices; TypeError for types, dtypes and a quantizer.
     Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450.
     """
-    checks.norm_forward("layernorm_fwd", input, weight, bias, eps=eps, quantizer=quantizer,
-                        sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
+    tensors.norm_forward("layernorm_fwd", input, weight, bias, eps=eps, quantizer=quantizer,
+                         sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
     x = _rows(input)
     first = x[:, :1]
     mu = first + (x - first).mean(-1, keepdim=True)
@@ -50,8 +50,8 @@ def rmsnorm_fwd(input, weight, eps, quantizer=None, sm_margin=0, zero_centered_g
     Errors: ValueError for values, shapes and devices; TypeError for types, dtypes and a quantizer.
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467.
     """
-    checks.norm_forward("rmsnorm_fwd", input, weight, None, eps=eps, quantizer=quantizer,
-                        sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
+    tensors.norm_forward("rmsnorm_fwd", input, weight, None, eps=eps, quantizer=quantizer,
+                         sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
     x = _rows(input)
     rsigma = 1 / (x.square().mean(-1, keepdim=True) + eps).sqrt()
     y = x * rsigma * _gain(weight, zero_centered_gamma)
@@ -71,7 +71,7 @@ def layernorm_bwd(dz, x, mu, rsigma, gamma, sm_margin=0, zero_centered_gamma=Fal
     Errors: ValueError for values, shapes and devices; TypeError for types and dtypes.
     Source: the derivative of layernorm_fwd.
     """
-    checks.norm_backward("layernorm_bwd", x, gamma, like_x={"dz": dz},
+    tensors.norm_backward("layernorm_bwd", x, gamma, like_x={"dz": dz},
                          statistics={"mu": mu, "rsigma": rsigma},
                          sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
     grad, scale = _rows(dz), rsigma.reshape(-1, 1)
@@ -96,7 +96,7 @@ def rmsnorm_bwd(dz, x, rsigma, gamma, sm_margin=0, zero_centered_gamma=False):
     Errors: ValueError for values, shapes and devices; TypeError for types and dtypes.
     Source: the derivative of rmsnorm_fwd.
     """
-    checks.norm_backward("rmsnorm_bwd", x, gamma, like_x={"dz": dz}, statistics={"rsigma": rsigma},
+    tensors.norm_backward("rmsnorm_bwd", x, gamma, like_x={"dz": dz}, statistics={"rsigma": rsigma},
                          sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
     dx, dgamma = _rmsnorm_gradients(dz, x, rsigma, gamma, zero_centered_gamma)
     return dx.to(x.dtype).view(x.shape), dgamma
@@ -109,13 +109,13 @@ def rmsnorm_bwd_add(dz, x, add, rsigma, gamma, sm_margin=0, zero_centered_gamma=
     rmsnorm_bwd, with the gradient `add` that reaches x by another way (a residual branch) added before the
     one rounding.
 
-    Shapes: dz, x and add (..., H), add in x's dtype; gamma H elements; rsigma rows elements, float32
+    Shapes: dz, x and add (..., H); gamma H elements; rsigma rows elements, float32
     -> dx (..., H) in x's dtype; dgamma in gamma's shape and dtype, zeros when there are no rows.
     Units: add and dx that of dz over that of x; dgamma that of dz.
     Errors: ValueError for values, shapes and devices; TypeError for types and dtypes.
     Source: the derivative of rmsnorm_fwd.
     """
-    checks.norm_backward("rmsnorm_bwd_add", x, gamma, like_x={"dz": dz, "add": add},
+    tensors.norm_backward("rmsnorm_bwd_add", x, gamma, like_x={"dz": dz, "add": add},
                          statistics={"rsigma": rsigma},
                          sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
     dx, dgamma = _rmsnorm_gradients(dz, x, rsigma, gamma, zero_centered_gamma)

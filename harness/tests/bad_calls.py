@@ -91,13 +91,10 @@ _TABLE = {
     "input": _ROWS,
     "x": _ROWS,
     "dz": _LIKE_X,
-    "add": (*_LIKE_X, ("other-dtype", _to(torch.bfloat16), TypeError, ("torch.bfloat16", "torch.float32"))),
+    "add": _LIKE_X,
     "weight": _VECTOR,
     "gamma": _VECTOR,
-    "bias": (
-        *(row for row in _VECTOR if row[0] != "none"),
-        ("other-dtype", _to(torch.bfloat16), TypeError, ("torch.bfloat16", "torch.float32")),
-    ),
+    "bias": tuple(row for row in _VECTOR if row[0] != "none"),
     "mu": _STATISTIC,
     "rsigma": _STATISTIC,
     "eps": (

@@ -1,4 +1,4 @@
-"""What each function accepts. An error names function and argument, what was given and what is allowed."""
+"""Tensors as arguments: what each function accepts. An error names function and argument, what was given and what is allowed."""
 
 import math
 
@@ -20,8 +20,6 @@ def norm_forward(function, input, weight, bias, *, eps, quantizer, sm_margin, ze
     _number(function, eps)
     _options(function, sm_margin, zero_centered_gamma)
     _hidden(function, "input", input, vectors)
-    if bias is not None and bias.dtype != weight.dtype:
-        _refuse(TypeError, function, f"bias is {bias.dtype}, but must have weight's, {weight.dtype}")
 
 
 def norm_backward(function, x, gamma, *, like_x, statistics, sm_margin, zero_centered_gamma):
@@ -38,8 +36,6 @@ def norm_backward(function, x, gamma, *, like_x, statistics, sm_margin, zero_cen
         if tensor.shape != x.shape:
             _refuse(ValueError, function,
                     f"{name} has shape {tuple(tensor.shape)}, but must have x's, {tuple(x.shape)}")
-    if "add" in like_x and like_x["add"].dtype != x.dtype:
-        _refuse(TypeError, function, f"add is {like_x['add'].dtype}, but must have x's, {x.dtype}")
     rows = x.shape[:-1].numel()
     for name, tensor in statistics.items():
         if tensor.numel() != rows:

@@ -1,0 +1,71 @@
+#pragma once
+#include "device/dtype.cuh"
+#include "device/scope.cuh"
+
+struct LayerNorm { static constexpr bool kCentered = true, kAdds = false; };
+struct RmsNorm { static constexpr bool kCentered = false, kAdds = false; };
+struct RmsNormAdd { static constexpr bool kCentered = false, kAdds = true; };  // dx + add, in backward
+
+// Arguments of the forward kernels, in the order that the launcher packs them.
+struct Forward {
+  const void *x, *gamma, *beta;
+  void* y;
+  float *mu, *rsigma;
+  i64 rows, x_pitch;  // elements
+  int cols, row_threads;
+  float eps, gamma_offset, inverse_cols;
+};
+
+// Arguments of the backward kernels, likewise.
+struct Backward {
+  const void *x, *dz, *add, *gamma;
+  const float *mu, *rsigma;
+  void *dx, *dgamma, *dbeta;
+  float* partial;  // for each CTA (cluster) `cols` sums of dgamma, then as many of dbeta
+  i64 rows, x_pitch, dz_pitch, add_pitch;  // elements
+  int cols, row_threads;
+  float gamma_offset, inverse_cols;
+  DType add_dtype;
+  int stages, stage_bytes, stages_offset;
+};
+
+// Columns [first, first + vectors * N) of a row are this CTA's. A cluster shares a row in slabs of whole eights.
+template <class Scope, int N>
+struct Span {
+  int first = 0, vectors;
+
+  __device__ __forceinline__ explicit Span(int cols) : vectors(cols / N) {
+    if constexpr (Scope::kCluster) {
+      const int slab = ceil_div(ceil_div(cols, 8), cluster_size()) * 8;
+      first = cluster_rank() * slab;
+      vectors = max(0, min(slab, cols - first)) / N;
+    }
+  }
+  __device__ __forceinline__ bool reports() const { return first == 0; }  // of the CTAs that share a row, the one with its statistics
+};
+
+// A thread's vectors of its CTA's span: `first`, then `count` in steps that the compiler knows, since each warp has a
+// run of V * 32 vectors.
+template <class Scope, int V>
+struct Share {
+  static constexpr int kStep = Scope::kStep;
+  int first, count;
+
+  __device__ __forceinline__ Share(const Scope& scope, int vectors)
+      : first(scope.lane() / kStep * (V * kStep) + scope.lane() % kStep),
+        count(min(V, max(0, ceil_div(vectors - first, kStep)))) {}
+};
+
+// Row slots of the grid: slot s works on rows s, s + count, s + 2 * count, …
+template <class Scope>
+struct Slots {
+  int first, count;
+
+  __device__ __forceinline__ explicit Slots(const Scope& scope) {
+    const int slots = blockDim.x / scope.size(), ctas = Scope::kCluster ? cluster_size() : 1;
+    first = blockIdx.x / ctas * slots + scope.slot();
+    count = gridDim.x / ctas * slots;
+  }
+};
+
+__device__ __forceinline__ float reciprocal_root(float v) { return __frcp_rn(__fsqrt_rn(v)); }

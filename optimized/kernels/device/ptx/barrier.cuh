@@ -1,0 +1,6 @@
+#pragma once
+#include "device/base.cuh"
+
+__device__ __forceinline__ void bar_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}

@@ -1,0 +1,32 @@
+#pragma once
+#include "device/ptx/mbarrier.cuh"
+
+__device__ __forceinline__ u32 cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+__device__ __forceinline__ u32 cluster_size() {
+  u32 size;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+}
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// The address that `address`, in this CTA's shared memory, has in the CTA `rank` of the cluster.
+__device__ __forceinline__ u32 map_shared(u32 address, u32 rank) {
+  u32 mapped;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+  return mapped;
+}
+
+// Stores a float in another CTA's shared memory and counts its bytes on a barrier there.
+__device__ __forceinline__ void store_async(u32 address, float value, u32 barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address),
+               "f"(value), "r"(barrier)
+               : "memory");
+}

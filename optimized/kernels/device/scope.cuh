@@ -1,0 +1,149 @@
+#pragma once
+#include "device/base.cuh"
+#include "device/ptx/barrier.cuh"
+#include "device/ptx/cluster.cuh"
+
+// Who shares a row, and how they add up: `Lanes` of a warp, a `Group` of warps, a `Block`, a
+// `Cluster` of CTAs. `sum` leaves the
+// total of each of K values in every thread of the row, added in an order that depends on the geometry alone.
+
+template <int Width>
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int lane = Width / 2; lane > 0; lane /= 2) v += __shfl_xor_sync(~0u, v, lane);
+  return v;
+}
+
+// T lanes of a warp own a row: no shared memory, no barrier.
+template <int T>
+struct Lanes {
+  static constexpr int kRowsPerWarp = kWarp / T;
+  static constexpr int kStep = T;
+  static constexpr bool kCluster = false;
+  struct Shared {};
+
+  __device__ __forceinline__ Lanes(Shared&, int) {}
+  __device__ __forceinline__ int size() const { return T; }
+  __device__ __forceinline__ int lane() const { return threadIdx.x % T; }
+  __device__ __forceinline__ int slot() const { return threadIdx.x / T; }
+  __device__ __forceinline__ void open() const {}
+  __device__ __forceinline__ void close() const {}
+
+  template <int K>
+  __device__ __forceinline__ void sum(float (&v)[K]) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) v[k] = warp_sum<T>(v[k]);
+    __syncwarp();
+  }
+};
+
+// A multiple of 32 threads owns a row. One barrier per sum: partial sums alternate between two places.
+struct Group {
+  static constexpr int kRowsPerWarp = 1;
+  static constexpr int kStep = kWarp;
+  static constexpr bool kCluster = false;
+  static constexpr int kSums = 2;
+  static constexpr int kQuads = 24;  // 32 warps in up to 15 groups, each group's warps rounded up to fours
+  struct Shared { float4 partial[2][kSums][kQuads]; };
+
+  Shared& shared;
+  const int threads, slot_, quads;
+  int parity = 0;
+
+  __device__ __forceinline__ Group(Shared& s, int threads) : Group(s, threads, threadIdx.x / threads) {}
+  __device__ __forceinline__ Group(Shared& s, int threads, int slot)
+      : shared(s), threads(threads), slot_(slot), quads(ceil_div(threads / kWarp, 4)) {}
+  __device__ __forceinline__ int size() const { return threads; }
+  __device__ __forceinline__ int lane() const { return threadIdx.x - slot_ * threads; }
+  __device__ __forceinline__ int slot() const { return slot_; }
+  __device__ __forceinline__ void open() const {}
+  __device__ __forceinline__ void close() const {}
+
+  template <int K>
+  __device__ __forceinline__ void sum(float (&v)[K]) {
+    static_assert(K <= kSums);
+    const int first = slot() * quads, warp = lane() / kWarp, warps = threads / kWarp;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      v[k] = warp_sum<kWarp>(v[k]);
+      float* const partial = &shared.partial[parity][k][first].x;
+      if (threadIdx.x % kWarp == 0) partial[warp] = v[k];
+      if (warp == warps - 1 && threadIdx.x % kWarp >= warps && threadIdx.x % kWarp < 4 * quads)
+        partial[threadIdx.x % kWarp] = 0.f;  // what is left of the last four
+    }
+    bar_sync(1 + slot(), threads);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      v[k] = 0.f;
+      for (int q = 0; q < quads; ++q) {
+        const float4 p = shared.partial[parity][k][first + q];
+        v[k] += (p.x + p.y) + (p.z + p.w);
+      }
+    }
+    parity ^= 1;
+  }
+};
+
+// All threads of the CTA own a row.
+struct Block : Group {
+  __device__ __forceinline__ Block(Shared& s, int) : Group(s, blockDim.x, 0) {}
+  __device__ __forceinline__ int lane() const { return threadIdx.x; }
+  __device__ __forceinline__ int slot() const { return 0; }
+};
+
+// All threads of up to 8 CTAs own a row. Each CTA sends its sum to the others' shared memory; a place is written
+// again only after its owner's next contribution, which the owner sends when it has read the place.
+struct Cluster : Block {
+  static constexpr bool kCluster = true;
+  static constexpr int kCtas = 8;
+  struct Shared {
+    Group::Shared group;
+    float sums[2][kSums][kCtas];
+    u64 arrived[2];
+  };
+
+  Shared& shared;
+  u32 count = 0;
+  bool opened = false;
+
+  __device__ __forceinline__ Cluster(Shared& s, int threads) : Block(s.group, threads), shared(s) {
+    if (threadIdx.x == 0) {
+      mbarrier_init(&shared.arrived[0], 1);
+      mbarrier_init(&shared.arrived[1], 1);
+      fence_mbarrier_init();
+    }
+    cluster_arrive();
+  }
+  // All CTAs are there and ready to be written to. Needed before the first sum; the wait hides behind loads.
+  __device__ __forceinline__ void open() {
+    if (!opened) cluster_wait();
+    opened = true;
+  }
+  // No CTA may leave while another can still write to it.
+  __device__ __forceinline__ void close() {
+    open();
+    cluster_arrive();
+    cluster_wait();
+  }
+
+  template <int K>
+  __device__ __forceinline__ void sum(float (&v)[K]) {
+    Group::sum(v);
+    const u32 place = count & 1, phase = count >> 1 & 1, size = cluster_size(), rank = cluster_rank();
+    ++count;
+    u64* const arrived = &shared.arrived[place];
+    if (threadIdx.x == 0) mbarrier_arrive_expect_tx(arrived, size * K * sizeof(float));
+    if (threadIdx.x < size) {
+#pragma unroll
+      for (int k = 0; k < K; ++k)
+        store_async(map_shared(shared_address(&shared.sums[place][k][rank]), threadIdx.x), v[k],
+                    map_shared(shared_address(arrived), threadIdx.x));
+    }
+    while (!mbarrier_try_wait_cluster(arrived, phase)) {}
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      v[k] = 0.f;
+      for (u32 r = 0; r < size; ++r) v[k] += shared.sums[place][k][r];
+    }
+  }
+};

@@ -1,0 +1,57 @@
+#pragma once
+#include "device/base.cuh"
+
+// N neighbours of type T, moved in as few transactions of at most 16 bytes as alignment to the vector allows.
+template <class T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
+  static_assert((N & (N - 1)) == 0, "the alignment of a vector is its size");
+  T lane[N];
+};
+
+template <int N>
+struct Floats {
+  float lane[N];
+  __device__ __forceinline__ float& operator[](int i) { return lane[i]; }
+  __device__ __forceinline__ float operator[](int i) const { return lane[i]; }
+};
+
+template <class T, int N>
+__device__ __forceinline__ Vec<T, N> load(const void* p, i64 element) {
+  return *reinterpret_cast<const Vec<T, N>*>(static_cast<const T*>(p) + element);
+}
+
+template <class T, int N>
+__device__ __forceinline__ void store(void* p, i64 element, const Vec<T, N>& v) {
+  *reinterpret_cast<Vec<T, N>*>(static_cast<T*>(p) + element) = v;
+}
+
+template <class T, int N>
+__device__ __forceinline__ Floats<N> widen(const Vec<T, N>& v) {
+  Floats<N> f;
+#pragma unroll
+  for (int i = 0; i < N; ++i) f[i] = float(v.lane[i]);
+  return f;
+}
+
+template <int N>
+__device__ __forceinline__ void narrow(const Floats<N>& f, Vec<f32, N>& v) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) v.lane[i] = f[i];
+}
+
+// Two values round in one instruction where a pair is there.
+template <int N>
+__device__ __forceinline__ void narrow(const Floats<N>& f, Vec<bf16, N>& v) {
+  if constexpr (N == 1) v.lane[0] = __float2bfloat16_rn(f[0]);
+#pragma unroll
+  for (int i = 0; i + 1 < N; i += 2)
+    reinterpret_cast<__nv_bfloat162&>(v.lane[i]) = __floats2bfloat162_rn(f[i], f[i + 1]);
+}
+
+template <int N>
+__device__ __forceinline__ void narrow(const Floats<N>& f, Vec<f16, N>& v) {
+  if constexpr (N == 1) v.lane[0] = __float2half_rn(f[0]);
+#pragma unroll
+  for (int i = 0; i + 1 < N; i += 2)
+    reinterpret_cast<__half2&>(v.lane[i]) = __floats2half2_rn(f[i], f[i + 1]);
+}

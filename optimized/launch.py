@@ -1,0 +1,151 @@
+"""Outputs, streams and launches.
+
+`allocate` is the only source of output and workspace memory. A `Launch` is prepared once for a plan and its scalars;
+after that a call writes pointers into a packed argument and hands it to the driver.
+"""
+
+import ctypes
+import functools
+import struct
+import threading
+from contextlib import contextmanager
+
+import numpy
+import torch
+from cuda.bindings import driver
+
+from optimized import jit
+from optimized.plan import Chip, Plan
+
+_SCALARS = {numpy.int64: "q", numpy.int32: "i", numpy.float32: "f"}
+_CLUSTER_SIZES = (2, 4, 8)
+
+_allocate = None  # what replaces torch.empty, while `allocator` is in force
+
+
+def allocate(shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """An uninitialised contiguous tensor."""
+    if _allocate is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return _allocate(shape, dtype, device)
+
+
+@contextmanager
+def allocator(function):
+    """Within it, `function(shape, dtype, device)` gives every output and workspace: a contiguous tensor whose data
+    begin at a multiple of 16 bytes."""
+    global _allocate
+    before, _allocate = _allocate, function
+    try:
+        yield
+    finally:
+        _allocate = before
+
+
+class Launch:
+    """A plan whose kernel is loaded and whose scalars are packed behind `pointers` pointers.
+
+    The kernel takes one struct: the pointers, then `scalars` in order. Scalars are numpy.int64, int32 or float32: a
+    Python number has no size that the device could agree with, and is a TypeError.
+    """
+
+    def __init__(self, plan: Plan, device: torch.device, pointers: int, scalars: tuple):
+        kernel = jit.kernel(plan.source, plan.kernel, chip(device).arch)
+        layout = f"{pointers}Q" + "".join(_code(scalar) for scalar in scalars)
+        size = -(-struct.calcsize(layout) // 8) * 8
+        self._argument = ctypes.create_string_buffer(size)
+        struct.pack_into(layout, self._argument, 0, *[0] * pointers, *[scalar.item() for scalar in scalars])
+        self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._argument))
+        self._parameters_address = ctypes.addressof(self._parameters)
+        self._write = struct.Struct(f"{pointers}Q").pack_into
+        self._function = driver.CUkernel(int(kernel.handle))
+        self._device = device.index
+        self._config = _config(plan)
+        self._stream = None
+        self._lock = threading.Lock()
+        _expect_argument(self._function, size)
+        _allow_shared(self._function, plan, device)
+
+    def __call__(self, *pointers: int) -> None:
+        """Launch on PyTorch's current stream of the prepared device; a pointer of 0 stands for None."""
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        with self._lock:
+            self._write(self._argument, 0, *pointers)
+            if stream != self._stream:
+                self._config.hStream = self._stream = stream
+            error, = driver.cuLaunchKernelEx(self._config, self._function, self._parameters_address, 0)
+        if error:
+            _raise(error)
+
+
+@functools.cache
+def chip(device: torch.device) -> Chip:
+    """The GPU as plans see it. Clusters are counted with the most shared memory a CTA can have."""
+    torch.cuda.synchronize(device)  # the driver's calls below need a context
+    properties = torch.cuda.get_device_properties(device)
+    major, minor = properties.major, properties.minor
+    arch = f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
+    shared = properties.shared_memory_per_block_optin
+    bare = Chip(arch, properties.multi_processor_count, shared)
+    if not bare.has_bulk_copy:
+        return bare
+    probe = driver.CUkernel(int(jit.kernel("probe.cu", "probe<0>", arch).handle))
+    clusters = []
+    for size in _CLUSTER_SIZES:
+        plan = Plan("probe.cu", "probe<0>", "probe", size, 32, size, shared_bytes=shared)
+        _allow_shared(probe, plan, device)
+        error, count = driver.cuOccupancyMaxActiveClusters(probe, _config(plan))
+        _raise(error)
+        if count:
+            clusters.append((size, count))
+    return Chip(arch, bare.sms, shared, tuple(clusters))
+
+
+def _code(scalar) -> str:
+    code = _SCALARS.get(type(scalar))
+    if code is None:
+        raise TypeError(f"launch: scalar {scalar!r} is a {type(scalar).__name__}, but must be a numpy.int64, "
+                        "numpy.int32 or numpy.float32")
+    return code
+
+
+def _config(plan: Plan) -> driver.CUlaunchConfig:
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = plan.grid, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = plan.block, 1, 1
+    config.sharedMemBytes = plan.shared_bytes
+    attributes = []
+    if plan.cluster > 1:
+        attributes.append(driver.CUlaunchAttribute())
+        attributes[-1].id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dimension = attributes[-1].value.clusterDim
+        dimension.x, dimension.y, dimension.z = plan.cluster, 1, 1
+    if plan.cooperative:
+        attributes.append(driver.CUlaunchAttribute())
+        attributes[-1].id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        attributes[-1].value.cooperative = 1
+    config.attrs, config.numAttrs = attributes, len(attributes)
+    return config
+
+
+def _expect_argument(kernel, size: int) -> None:
+    """Host and device lay out the argument alike."""
+    error, _, expected = driver.cuKernelGetParamInfo(kernel, 0)
+    _raise(error)
+    if expected != size:
+        raise TypeError(f"launch: the argument has {size} bytes, but the kernel takes {expected}")
+
+
+def _allow_shared(kernel, plan: Plan, device: torch.device) -> None:
+    if plan.shared_bytes:
+        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        error, handle = driver.cuDeviceGet(device.index)
+        _raise(error)
+        error, = driver.cuKernelSetAttribute(limit, plan.shared_bytes, kernel, handle)
+        _raise(error)
+
+
+def _raise(error) -> None:
+    if error:
+        _, text = driver.cuGetErrorString(error)
+        raise RuntimeError(f"CUDA driver: {error.name}: {text.decode()}")

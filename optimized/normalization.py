@@ -1,0 +1,235 @@
+"""LayerNorm and RMSNorm, forward and backward: the twins of reference.normalization.
+
+Every call is one launch. Forward reads x and writes y once; backward reads dz, x (and add) and writes dx once, and
+adds up dgamma and dbeta in the same launch, in a fixed order. Rows up to 128 Ki columns of 16-bit types stay on the
+chip between their passes on Hopper, up to 16 Ki elsewhere; wider ones are read again from the L2 cache. Any
+compute capability from 8.0. A tensor whose rows do not lie at one distance from each other is copied first.
+"""
+
+import inspect
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor
+
+from optimized import plan as plans
+from optimized.launch import Launch, allocate, chip
+from optimized.plan import TYPES, Plan, Problem
+from reference import tensors
+
+_DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # DType of kernels/device/dtype.cuh
+_prepared: dict = {}
+
+
+def layernorm_fwd(input, weight, bias, eps, quantizer=None, sm_margin=0, zero_centered_gamma=False):
+    """reference.layernorm_fwd on a GPU: x is read once, also for its two passes."""
+    return _forward("layernorm_fwd", input, weight, bias, eps, quantizer, sm_margin, zero_centered_gamma)
+
+
+def rmsnorm_fwd(input, weight, eps, quantizer=None, sm_margin=0, zero_centered_gamma=False):
+    """reference.rmsnorm_fwd on a GPU: x is read once."""
+    return _forward("rmsnorm_fwd", input, weight, None, eps, quantizer, sm_margin, zero_centered_gamma)
+
+
+def layernorm_bwd(dz, x, mu, rsigma, gamma, sm_margin=0, zero_centered_gamma=False):
+    """reference.layernorm_bwd on a GPU. The same bits in every run for one device and `sm_margin`."""
+    return _backward("layernorm_bwd", (dz, x, None, mu, rsigma, gamma), sm_margin, zero_centered_gamma)
+
+
+def rmsnorm_bwd(dz, x, rsigma, gamma, sm_margin=0, zero_centered_gamma=False):
+    """reference.rmsnorm_bwd on a GPU. The same bits in every run for one device and `sm_margin`."""
+    return _backward("rmsnorm_bwd", (dz, x, None, None, rsigma, gamma), sm_margin, zero_centered_gamma)
+
+
+def rmsnorm_bwd_add(dz, x, add, rsigma, gamma, sm_margin=0, zero_centered_gamma=False):
+    """reference.rmsnorm_bwd_add on a GPU. The same bits in every run for one device and `sm_margin`."""
+    return _backward("rmsnorm_bwd_add", (dz, x, add, None, rsigma, gamma), sm_margin, zero_centered_gamma)
+
+
+def plan_of(function: str, *args, chip: plans.Chip, **kwargs) -> Plan:
+    """The plan that a call of `function` takes on `chip`; tensors may be on any device, "meta" included.
+
+    Errors: those of the call.
+    """
+    given = inspect.signature(globals()[function]).bind(*args, **kwargs)
+    given.apply_defaults()
+    a = given.arguments
+    if function.endswith("_fwd"):
+        problem = _forward_problem(function, _regular(a["input"]), *_alike(a["weight"], a.get("bias")))
+        return plans.norm_forward(problem, chip, a["sm_margin"])
+    operands = [None if t is None else _regular(t) for t in (a["dz"], a["x"], a.get("add"))]
+    return plans.norm_backward(_backward_problem(function, *operands, a["gamma"]), chip, a["sm_margin"])
+
+
+@dataclass(frozen=True)
+class _Forward:
+    launch: Launch | None  # None where there is nothing to do
+    rows: int
+
+
+@dataclass(frozen=True)
+class _Backward:
+    launch: Launch
+    workspace_bytes: int
+
+
+def _forward(function, input, weight, bias, eps, quantizer, sm_margin, zero_centered_gamma):
+    try:
+        key = (function, _signature(input), _signature(weight), bias if bias is None else _signature(bias), eps,
+               type(eps), quantizer, sm_margin, type(sm_margin), zero_centered_gamma, type(zero_centered_gamma))
+        ready = _prepared.get(key)
+    except (AttributeError, TypeError):
+        ready = None  # no tensor, or nothing that hashes: the checks say what is wrong
+    if ready is None:
+        tensors.norm_forward(function, input, weight, bias, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
+                             zero_centered_gamma=zero_centered_gamma)
+        _on_gpu(function, input.device)
+        given = (input, weight, bias)
+        regular = (_regular(input), *_alike(weight, bias))
+        if any(a is not b for a, b in zip(given, regular)):
+            return _forward(function, *regular, eps, quantizer, sm_margin, zero_centered_gamma)
+        ready = _prepared[key] = _prepare_forward(function, *given, eps, sm_margin, zero_centered_gamma)
+
+    device = input.device
+    y = allocate(input.shape, input.dtype, device)
+    mu = allocate((ready.rows,), torch.float32, device) if function == "layernorm_fwd" else None
+    rsigma = allocate((ready.rows,), torch.float32, device)
+
+    if ready.launch is not None:
+        ready.launch(input.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(),
+                     0 if mu is None else mu.data_ptr(), rsigma.data_ptr())
+    return y, mu, rsigma
+
+
+def _backward(function, operands, sm_margin, zero_centered_gamma):
+    try:
+        key = (function, *[t if t is None else _signature(t) for t in operands], sm_margin, type(sm_margin),
+               zero_centered_gamma, type(zero_centered_gamma))
+        ready = _prepared.get(key)
+    except (AttributeError, TypeError):
+        ready = None
+    dz, x, add, mu, rsigma, gamma = operands
+    if ready is None:
+        _check_backward(function, operands, sm_margin, zero_centered_gamma)
+        regular = (*[t if t is None else _regular(t) for t in (dz, x, add)],
+                   *[t if t is None else t.contiguous() for t in (mu, rsigma, gamma)])
+        if any(a is not b for a, b in zip(operands, regular)):
+            return _backward(function, regular, sm_margin, zero_centered_gamma)
+        ready = _prepared[key] = _prepare_backward(function, dz, x, add, gamma, sm_margin, zero_centered_gamma)
+
+    dx = allocate(x.shape, x.dtype, x.device)
+    dgamma = allocate(gamma.shape, gamma.dtype, x.device)
+    dbeta = allocate(gamma.shape, gamma.dtype, x.device) if function == "layernorm_bwd" else None
+    workspace = allocate((ready.workspace_bytes // 4,), torch.float32, x.device)
+
+    given = (x, dz, add, gamma, mu, rsigma, dx, dgamma, dbeta, workspace)
+    ready.launch(*[0 if t is None else t.data_ptr() for t in given])
+    return (dx, dgamma) if dbeta is None else (dx, dgamma, dbeta)
+
+
+def _prepare_forward(function, input, weight, bias, eps, sm_margin, zero_centered_gamma) -> _Forward:
+    problem = _forward_problem(function, input, weight, bias)
+    if problem.rows == 0:
+        return _Forward(None, 0)
+    plan = plans.norm_forward(problem, chip(input.device), sm_margin)
+    scalars = (
+        numpy.int64(problem.rows), numpy.int64(_pitch(input)), numpy.int32(problem.cols),
+        numpy.int32(plan.row_threads), numpy.float32(eps), numpy.float32(zero_centered_gamma),
+        numpy.float32(1 / problem.cols),
+    )
+    return _Forward(Launch(plan, input.device, 6, scalars), problem.rows)
+
+
+def _prepare_backward(function, dz, x, add, gamma, sm_margin, zero_centered_gamma) -> _Backward:
+    problem = _backward_problem(function, dz, x, add, gamma)
+    plan = plans.norm_backward(problem, chip(x.device), sm_margin)
+    scalars = (
+        numpy.int64(problem.rows), numpy.int64(_pitch(x)), numpy.int64(_pitch(dz)),
+        numpy.int64(0 if add is None else _pitch(add)), numpy.int32(problem.cols), numpy.int32(plan.row_threads),
+        numpy.float32(zero_centered_gamma), numpy.float32(1 / problem.cols),
+        numpy.int32(_DTYPE_CODES[x.dtype if add is None else add.dtype]), numpy.int32(plan.stages),
+        numpy.int32(plan.stage_bytes), numpy.int32(plan.stages_offset),
+    )
+    return _Backward(Launch(plan, x.device, 10, scalars), plan.workspace_bytes)
+
+
+def _check_backward(function, operands, sm_margin, zero_centered_gamma):
+    dz, x, add, mu, rsigma, gamma = operands
+    tensors.norm_backward(
+        function, x, gamma, like_x={"dz": dz} | ({"add": add} if function == "rmsnorm_bwd_add" else {}),
+        statistics=({"mu": mu} if function == "layernorm_bwd" else {}) | {"rsigma": rsigma},
+        sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
+    _on_gpu(function, x.device)
+
+
+def _on_gpu(function, device):
+    if device.type != "cuda":
+        raise ValueError(f"{function}: the tensors are on {device}, but optimized needs them on a CUDA device")
+
+
+def _signature(t: Tensor) -> tuple:
+    """All that checks and plans look at."""
+    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15
+
+
+def _forward_problem(function, input, weight, bias) -> Problem:
+    norm = "LayerNorm" if function == "layernorm_fwd" else "RmsNorm"
+    cols = input.shape[-1]
+    vector = _vector(cols, [input], [t for t in (weight, bias) if t is not None])
+    return Problem(norm, input.shape[:-1].numel(), cols, _type(input), _type(weight), vector=vector)
+
+
+def _backward_problem(function, dz, x, add, gamma) -> Problem:
+    norm = {"layernorm_bwd": "LayerNorm", "rmsnorm_bwd": "RmsNorm", "rmsnorm_bwd_add": "RmsNormAdd"}[function]
+    cols, rowwise = x.shape[-1], [t for t in (x, dz, add) if t is not None]
+    vector = _vector(cols, rowwise, [gamma])
+    return Problem(norm, x.shape[:-1].numel(), cols, _type(x), _type(gamma), _type(dz), add if add is None else _type(add),
+                   vector, _bulk(cols, rowwise, gamma))
+
+
+def _type(t: Tensor) -> str:
+    return TYPES[str(t.dtype).removeprefix("torch.")]
+
+
+def _vector(cols: int, rowwise: list[Tensor], columnwise: list[Tensor]) -> int:
+    """The widest vector, in elements, of at most 16 bytes of x and dz, that every operand can move from where it lies."""
+    def fits(vector):
+        units = [(t, min(16, vector * t.element_size())) for t in rowwise + columnwise]
+        return cols % vector == 0 and all(t.data_ptr() % unit == 0 for t, unit in units) and all(
+            _pitch(t) * t.element_size() % unit == 0 for t, unit in units[:len(rowwise)])
+
+    vector = 16 // max(t.element_size() for t in rowwise[:2])
+    while not fits(vector):
+        vector //= 2
+    return vector
+
+
+def _bulk(cols: int, rowwise: list[Tensor], gamma: Tensor) -> bool:
+    """Whether the copy engine can fetch rows and gamma, also in slabs of whole eights of columns."""
+    return cols % 8 == 0 and gamma.data_ptr() % 16 == 0 and all(
+        t.data_ptr() % 16 == 0 and _pitch(t) * t.element_size() % 16 == 0 for t in rowwise)
+
+
+def _alike(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Both dense and of one dtype: of two, float32, which holds either exactly."""
+    dtype = weight.dtype if bias is None or bias.dtype == weight.dtype else torch.float32
+    return weight.to(dtype).contiguous(), bias if bias is None else bias.to(dtype).contiguous()
+
+
+def _regular(t: Tensor) -> Tensor:
+    """`t` itself where its rows are dense and lie at one distance from each other, else a contiguous copy."""
+    return t if _pitch(t) is not None else t.contiguous()
+
+
+def _pitch(t: Tensor) -> int | None:
+    """Elements from a row to the next; None where there is no such number."""
+    if t.stride(-1) != 1 and t.shape[-1] > 1:
+        return None
+    leading = [(size, stride) for size, stride in zip(t.shape[:-1], t.stride()[:-1]) if size != 1]
+    if not leading or 0 in t.shape:
+        return t.shape[-1]
+    for (_, outer), (size, inner) in zip(leading, leading[1:]):
+        if outer != size * inner:
+            return None
+    return leading[-1][1]

@@ -1,0 +1,201 @@
+"""Which kernel, geometry, shared memory and workspace a call takes. Pure functions of shapes, dtypes and chip.
+
+A row belongs to T threads with E elements each. T and E depend on the width, the dtypes and the alignment, never on
+the number of rows, so that a row's result does not depend on its neighbours.
+"""
+
+from dataclasses import dataclass
+
+TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+SIZES = {"bf16": 2, "f16": 2, "f32": 4}
+
+# Threads that the registers of one SM carry, by elements of a row in one thread: of all resident CTAs in forward, of
+# the one CTA in backward. Checked by compiling without spills.
+FORWARD_THREADS = {
+    "RmsNorm": {8: 1536, 16: 1280, 24: 1024, 32: 1024},
+    "LayerNorm": {8: 1280, 16: 1024, 24: 1024, 32: 1024},
+}
+BACKWARD_THREADS = {8: 768, 16: 640, 24: 512, 32: 512}
+BACKWARD_DIRECT_THREADS = {8: 512, 16: 512}
+
+IN_FLIGHT_BYTES = 56 << 10  # an SM's share of what saturates memory; more only scatters the accesses
+MAX_THREADS = 1024  # of a CTA
+MAX_STAGES = 4  # Ring::kMaxStages
+MAX_WARP_SLOTS = 32  # Ring::kMaxSlots
+MAX_GROUP_SLOTS = 15  # named barriers 1 … 15
+STATIC_SHARED_BYTES = 8192  # upper bound of what the kernels declare statically
+MAX_GRID = 1 << 20
+WIDE_THREADS = 512
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What a plan needs to know of a GPU. `clusters`: (CTAs in a cluster, clusters that fit on the chip at once)."""
+
+    arch: str
+    sms: int
+    shared_bytes: int
+    clusters: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def has_bulk_copy(self) -> bool:
+        """The bulk copy engine and clusters came with compute capability 9.0."""
+        return int(self.arch.removeprefix("sm_").rstrip("af")) >= 90
+
+
+H200 = Chip("sm_90a", 132, 232_448, ((2, 66), (4, 30), (8, 15)))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A norm: `norm` is the policy type of the kernels, the fields from `x` on are C++ element types (None where
+    absent); `gamma` is also beta's.
+
+    `vector` is the widest run of elements that all operands can move at once, `bulk` whether every row of x, dz and
+    add begins at and fills whole 16-byte units.
+    """
+
+    norm: str
+    rows: int
+    cols: int
+    x: str
+    gamma: str = "f32"
+    dz: str | None = None
+    add: str | None = None
+    vector: int = 1
+    bulk: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One launch. `kernel` is the C++ name expression in `source`; `grid` counts CTAs; bytes are for one CTA except
+    `workspace_bytes`."""
+
+    source: str
+    kernel: str
+    variant: str
+    grid: int
+    block: int
+    cluster: int = 1
+    row_threads: int = 0
+    stages: int = 0
+    stage_bytes: int = 0
+    stages_offset: int = 0
+    shared_bytes: int = 0
+    workspace_bytes: int = 0
+    cooperative: bool = False
+
+
+@dataclass(frozen=True)
+class RowMap:
+    """How a row is laid over threads: `slab` columns a CTA of the cluster, `elements` a thread; `slots` rows an SM."""
+
+    elements: int
+    threads: int
+    slots: int
+    cluster: int
+    slab: int
+
+    @property
+    def scope(self) -> str:
+        """The policy type of the kernels that adds up a row."""
+        if self.cluster > 1:
+            return "Cluster"
+        return f"Lanes<{self.threads}>" if self.threads <= 32 else "Group"
+
+
+def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
+    """The plan of layernorm_fwd or rmsnorm_fwd: CTAs come and go, a row or a few narrow ones each.
+
+    With an `sm_margin` there are only as many CTAs as the other SMs hold, and they stay.
+    """
+    resident = FORWARD_THREADS[problem.norm]
+
+    def slots_of(threads, elements, slab):
+        return resident[elements] // threads if threads <= MAX_THREADS else 0
+
+    rows = _row_map(problem.cols, chip, resident, slots_of)
+    types = f"{problem.norm}, {problem.x}, {problem.gamma}, {problem.vector}"
+    if rows is None:
+        return _wide("norm_forward_wide", types, min(problem.rows, 2 * _at_once(chip, 1, sm_margin)))
+    scope = "Block" if rows.scope == "Group" else rows.scope
+    slots = max(1, 128 // rows.threads) if rows.threads <= 32 else 1
+    block = slots * rows.threads
+    limit = next(size for size in (128, 256, 512, 1024) if size >= block)
+    ctas = resident[rows.elements] // limit
+    kernel = f"norm_forward<{types}, {rows.elements // problem.vector}, {scope}, {limit}, {ctas}>"
+    most = ctas * _at_once(chip, rows.cluster, sm_margin) if sm_margin else MAX_GRID
+    grid = min(most, -(-problem.rows // slots)) * rows.cluster
+    return Plan("norm_forward.cu", kernel, scope, grid, block, rows.cluster, rows.threads)
+
+
+def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
+    """The plan of layernorm_bwd, rmsnorm_bwd or rmsnorm_bwd_add: one CTA an SM stays and walks down the rows."""
+    ring = problem.bulk and chip.has_bulk_copy and problem.cols > 128
+    limits = BACKWARD_THREADS if ring else BACKWARD_DIRECT_THREADS
+    planes = 2 if problem.norm == "LayerNorm" else 1
+    column = SIZES[problem.x] + SIZES[problem.dz] + (SIZES[problem.add] if problem.add else 0)
+    budget = chip.shared_bytes - STATIC_SHARED_BYTES
+
+    def gamma(slab):
+        return _round_up(SIZES[problem.gamma] * slab, 128)
+
+    def slots_of(threads, elements, slab):
+        needed = max(2 * column if ring else 0, 4 * planes)  # two stages, and later the sums of each slot
+        most = MAX_WARP_SLOTS if threads == 32 else MAX_GROUP_SLOTS if threads > 32 else limits[elements]
+        return min(limits[elements] // threads, most, (budget - gamma(slab)) // (needed * slab))
+
+    rows = _row_map(problem.cols, chip, limits, slots_of)
+    types = f"{problem.norm}, {problem.x}, {problem.dz}, {problem.gamma}, {problem.vector}"
+    if rows is None:
+        return _wide("norm_backward_wide", types, 4 * _at_once(chip, 1, sm_margin))
+    stage = rows.slab * column
+    most = (budget - gamma(rows.slab)) // (rows.slots * stage)
+    stages = min(most, MAX_STAGES, max(2, 1 + -(-IN_FLIGHT_BYTES // (rows.slots * stage)))) if ring else 0
+    groups = max(1, min(_at_once(chip, rows.cluster, sm_margin), -(-problem.rows // rows.slots)))
+    source, vectors = "Ringed" if ring else "Direct", rows.elements // problem.vector
+    return Plan(
+        "norm_backward.cu", f"norm_backward<{types}, {vectors}, {rows.scope}, {source}, {limits[rows.elements]}>",
+        f"{rows.scope} {source}", groups * rows.cluster, rows.slots * rows.threads, rows.cluster, rows.threads,
+        stages, stage, gamma(rows.slab), gamma(rows.slab) + rows.slots * max(stages * stage, 4 * planes * rows.slab),
+        workspace_bytes=4 * planes * groups * problem.cols, cooperative=True,
+    )
+
+
+def _wide(name: str, types: str, grid: int) -> Plan:
+    return Plan("norm_wide.cu", f"{name}<{types}>", "wide", max(1, grid), WIDE_THREADS)
+
+
+def _row_map(cols: int, chip: Chip, limits: dict[int, int], slots_of) -> RowMap | None:
+    """The fewest CTAs a row that can hold it; then the most elements in flight on an SM, in the smallest shares.
+
+    `slots_of(threads, elements, slab)` says how many rows fit on an SM at once. None: the row is too wide.
+    """
+    for cluster in (1, *(size for size, _ in chip.clusters)):
+        slab = cols if cluster == 1 else _round_up(-(-cols // cluster), 8)
+        maps = []
+        for elements in limits:
+            threads = _row_threads(-(-slab // elements), elements)
+            slots = slots_of(threads, elements, slab)
+            if slots > 0:
+                maps.append(RowMap(elements, threads, slots if cluster == 1 else 1, cluster, slab))
+        if maps:
+            return max(maps, key=lambda m: (m.slots, -m.elements))
+    return None
+
+
+def _row_threads(needed: int, elements: int) -> int:
+    """Threads for a row: whole warps, or 8 or 16 lanes of one for the narrowest rows."""
+    if elements == 8 and needed <= 16:
+        return 8 if needed <= 8 else 16
+    return _round_up(needed, 32)
+
+
+def _at_once(chip: Chip, cluster: int, sm_margin: int) -> int:
+    """Clusters that run at once, one CTA an SM, when `sm_margin` SMs are left to others."""
+    most = dict(chip.clusters).get(cluster, chip.sms)
+    return max(1, min(most, (chip.sms - sm_margin) // cluster))
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
