@@ -6,6 +6,7 @@ after that a call writes pointers into a packed argument and hands it to the dri
 
 import ctypes
 import functools
+import math
 import struct
 import threading
 from contextlib import contextmanager
@@ -20,13 +21,13 @@ from optimized.plan import Chip, Plan
 _SCALARS = {numpy.int64: "q", numpy.int32: "i", numpy.float32: "f"}
 _CLUSTER_SIZES = (2, 4, 8)
 
-_allocate = None  # what replaces torch.empty, while `allocator` is in force
+_allocate = None  # what replaces PyTorch's allocator, while `allocator` is in force
 
 
-def allocate(shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """An uninitialised contiguous tensor."""
-    if _allocate is None:
-        return torch.empty(shape, dtype=dtype, device=device)
+    if _allocate is None:  # empty_strided takes half the host time of empty
+        return torch.empty_strided(shape, _strides(shape), dtype=dtype, device=device)
     return _allocate(shape, dtype, device)
 
 
@@ -87,7 +88,7 @@ def chip(device: torch.device) -> Chip:
     arch = f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
     shared = properties.shared_memory_per_block_optin
     bare = Chip(arch, properties.multi_processor_count, shared)
-    if not bare.has_bulk_copy:
+    if not bare.is_hopper_or_later:
         return bare
     probe = driver.CUkernel(int(jit.kernel("probe.cu", "probe<0>", arch).handle))
     clusters = []
@@ -99,6 +100,12 @@ def chip(device: torch.device) -> Chip:
         if count:
             clusters.append((size, count))
     return Chip(arch, bare.sms, shared, tuple(clusters))
+
+
+@functools.cache
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a contiguous tensor."""
+    return tuple(math.prod(shape[i + 1:]) for i in range(len(shape)))
 
 
 def _code(scalar) -> str:
@@ -124,6 +131,10 @@ def _config(plan: Plan) -> driver.CUlaunchConfig:
         attributes.append(driver.CUlaunchAttribute())
         attributes[-1].id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
         attributes[-1].value.cooperative = 1
+    if plan.programmatic:
+        attributes.append(driver.CUlaunchAttribute())
+        attributes[-1].id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attributes[-1].value.programmaticStreamSerializationAllowed = 1
     config.attrs, config.numAttrs = attributes, len(attributes)
     return config
 

@@ -24,12 +24,14 @@ _prepared: dict = {}
 
 def layernorm_fwd(input, weight, bias, eps, quantizer=None, sm_margin=0, zero_centered_gamma=False):
     """reference.layernorm_fwd on a GPU: x is read once, also for its two passes."""
-    return _forward("layernorm_fwd", input, weight, bias, eps, quantizer, sm_margin, zero_centered_gamma)
+    return _forward("layernorm_fwd", input, weight, bias, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
+                    zero_centered_gamma=zero_centered_gamma)
 
 
 def rmsnorm_fwd(input, weight, eps, quantizer=None, sm_margin=0, zero_centered_gamma=False):
     """reference.rmsnorm_fwd on a GPU: x is read once."""
-    return _forward("rmsnorm_fwd", input, weight, None, eps, quantizer, sm_margin, zero_centered_gamma)
+    return _forward("rmsnorm_fwd", input, weight, None, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
+                    zero_centered_gamma=zero_centered_gamma)
 
 
 def layernorm_bwd(dz, x, mu, rsigma, gamma, sm_margin=0, zero_centered_gamma=False):
@@ -56,25 +58,26 @@ def plan_of(function: str, *args, chip: plans.Chip, **kwargs) -> Plan:
     given.apply_defaults()
     a = given.arguments
     if function.endswith("_fwd"):
-        problem = _forward_problem(function, _regular(a["input"]), *_alike(a["weight"], a.get("bias")))
+        weight, bias = _alike(a["weight"], a.get("bias"))
+        problem = _forward_problem(function, _regular(a["input"]), weight, bias, a["zero_centered_gamma"])
         return plans.norm_forward(problem, chip, a["sm_margin"])
     operands = [None if t is None else _regular(t) for t in (a["dz"], a["x"], a.get("add"))]
     return plans.norm_backward(_backward_problem(function, *operands, a["gamma"]), chip, a["sm_margin"])
 
 
 @dataclass(frozen=True)
-class _Forward:
-    launch: Launch | None  # None where there is nothing to do
+class _Ready:
+    """What is kept of a call for the next one like it: `launch` (None where there is nothing to do), the shape of x
+    and of gamma, and the bytes of workspace."""
+
+    launch: Launch | None
+    shape: tuple[int, ...]
     rows: int
+    gamma_shape: tuple[int, ...] = ()
+    workspace_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class _Backward:
-    launch: Launch
-    workspace_bytes: int
-
-
-def _forward(function, input, weight, bias, eps, quantizer, sm_margin, zero_centered_gamma):
+def _forward(function, input, weight, bias, *, eps, quantizer, sm_margin, zero_centered_gamma):
     try:
         key = (function, _signature(input), _signature(weight), bias if bias is None else _signature(bias), eps,
                type(eps), quantizer, sm_margin, type(sm_margin), zero_centered_gamma, type(zero_centered_gamma))
@@ -82,17 +85,16 @@ def _forward(function, input, weight, bias, eps, quantizer, sm_margin, zero_cent
     except (AttributeError, TypeError):
         ready = None  # no tensor, or nothing that hashes: the checks say what is wrong
     if ready is None:
-        tensors.norm_forward(function, input, weight, bias, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
-                             zero_centered_gamma=zero_centered_gamma)
+        options = {"eps": eps, "sm_margin": sm_margin, "zero_centered_gamma": zero_centered_gamma}
+        tensors.norm_forward(function, input, weight, bias, quantizer=quantizer, **options)
         _on_gpu(function, input.device)
-        given = (input, weight, bias)
         regular = (_regular(input), *_alike(weight, bias))
-        if any(a is not b for a, b in zip(given, regular)):
-            return _forward(function, *regular, eps, quantizer, sm_margin, zero_centered_gamma)
-        ready = _prepared[key] = _prepare_forward(function, *given, eps, sm_margin, zero_centered_gamma)
+        if any(a is not b for a, b in zip((input, weight, bias), regular)):
+            return _forward(function, *regular, quantizer=None, **options)
+        ready = _prepared[key] = _prepare_forward(function, input, weight, bias, **options)
 
     device = input.device
-    y = allocate(input.shape, input.dtype, device)
+    y = allocate(ready.shape, input.dtype, device)
     mu = allocate((ready.rows,), torch.float32, device) if function == "layernorm_fwd" else None
     rsigma = allocate((ready.rows,), torch.float32, device)
 
@@ -116,32 +118,33 @@ def _backward(function, operands, sm_margin, zero_centered_gamma):
                    *[t if t is None else t.contiguous() for t in (mu, rsigma, gamma)])
         if any(a is not b for a, b in zip(operands, regular)):
             return _backward(function, regular, sm_margin, zero_centered_gamma)
-        ready = _prepared[key] = _prepare_backward(function, dz, x, add, gamma, sm_margin, zero_centered_gamma)
+        ready = _prepared[key] = _prepare_backward(function, operands, sm_margin, zero_centered_gamma)
 
-    dx = allocate(x.shape, x.dtype, x.device)
-    dgamma = allocate(gamma.shape, gamma.dtype, x.device)
-    dbeta = allocate(gamma.shape, gamma.dtype, x.device) if function == "layernorm_bwd" else None
-    workspace = allocate((ready.workspace_bytes // 4,), torch.float32, x.device)
+    device = x.device
+    dx = allocate(ready.shape, x.dtype, device)
+    dgamma = allocate(ready.gamma_shape, gamma.dtype, device)
+    dbeta = allocate(ready.gamma_shape, gamma.dtype, device) if function == "layernorm_bwd" else None
+    workspace = allocate((ready.workspace_bytes // 4,), torch.float32, device)
 
     given = (x, dz, add, gamma, mu, rsigma, dx, dgamma, dbeta, workspace)
     ready.launch(*[0 if t is None else t.data_ptr() for t in given])
     return (dx, dgamma) if dbeta is None else (dx, dgamma, dbeta)
 
 
-def _prepare_forward(function, input, weight, bias, eps, sm_margin, zero_centered_gamma) -> _Forward:
-    problem = _forward_problem(function, input, weight, bias)
+def _prepare_forward(function, input, weight, bias, *, eps, sm_margin, zero_centered_gamma) -> _Ready:
+    problem = _forward_problem(function, input, weight, bias, zero_centered_gamma)
     if problem.rows == 0:
-        return _Forward(None, 0)
+        return _Ready(None, tuple(input.shape), 0)
     plan = plans.norm_forward(problem, chip(input.device), sm_margin)
     scalars = (
         numpy.int64(problem.rows), numpy.int64(_pitch(input)), numpy.int32(problem.cols),
-        numpy.int32(plan.row_threads), numpy.float32(eps), numpy.float32(zero_centered_gamma),
-        numpy.float32(1 / problem.cols),
+        numpy.int32(plan.row_threads), numpy.float32(eps), numpy.float32(1 / problem.cols),
     )
-    return _Forward(Launch(plan, input.device, 6, scalars), problem.rows)
+    return _Ready(Launch(plan, input.device, 6, scalars), tuple(input.shape), problem.rows)
 
 
-def _prepare_backward(function, dz, x, add, gamma, sm_margin, zero_centered_gamma) -> _Backward:
+def _prepare_backward(function, operands, sm_margin, zero_centered_gamma) -> _Ready:
+    dz, x, add, _, _, gamma = operands
     problem = _backward_problem(function, dz, x, add, gamma)
     plan = plans.norm_backward(problem, chip(x.device), sm_margin)
     scalars = (
@@ -151,7 +154,8 @@ def _prepare_backward(function, dz, x, add, gamma, sm_margin, zero_centered_gamm
         numpy.int32(_DTYPE_CODES[x.dtype if add is None else add.dtype]), numpy.int32(plan.stages),
         numpy.int32(plan.stage_bytes), numpy.int32(plan.stages_offset),
     )
-    return _Backward(Launch(plan, x.device, 10, scalars), plan.workspace_bytes)
+    launch = Launch(plan, x.device, 10, scalars)
+    return _Ready(launch, tuple(x.shape), problem.rows, tuple(gamma.shape), plan.workspace_bytes)
 
 
 def _check_backward(function, operands, sm_margin, zero_centered_gamma):
@@ -173,11 +177,12 @@ def _signature(t: Tensor) -> tuple:
     return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15
 
 
-def _forward_problem(function, input, weight, bias) -> Problem:
+def _forward_problem(function, input, weight, bias, zero_centered_gamma) -> Problem:
     norm = "LayerNorm" if function == "layernorm_fwd" else "RmsNorm"
     cols = input.shape[-1]
     vector = _vector(cols, [input], [t for t in (weight, bias) if t is not None])
-    return Problem(norm, input.shape[:-1].numel(), cols, _type(input), _type(weight), vector=vector)
+    return Problem(norm, input.shape[:-1].numel(), cols, _type(input), _type(weight), vector=vector,
+                   zero_centered=zero_centered_gamma)
 
 
 def _backward_problem(function, dz, x, add, gamma) -> Problem:

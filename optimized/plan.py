@@ -11,11 +11,12 @@ SIZES = {"bf16": 2, "f16": 2, "f32": 4}
 
 # Threads that the registers of one SM carry, by elements of a row in one thread: of all resident CTAs in forward, of
 # the one CTA in backward. Checked by compiling without spills.
-FORWARD_THREADS = {
-    "RmsNorm": {8: 1536, 16: 1280, 24: 1024, 32: 1024},
-    "LayerNorm": {8: 1280, 16: 1024, 24: 1024, 32: 1024},
+FORWARD_THREADS = {8: 1280, 16: 1280, 24: 1024, 32: 1024}
+BACKWARD_THREADS = {
+    "RmsNorm": {8: 768, 16: 640, 24: 512, 32: 512},
+    "RmsNormAdd": {8: 768, 16: 640, 24: 512, 32: 512},
+    "LayerNorm": {8: 768, 16: 576, 24: 512, 32: 512},
 }
-BACKWARD_THREADS = {8: 768, 16: 640, 24: 512, 32: 512}
 BACKWARD_DIRECT_THREADS = {8: 512, 16: 512}
 
 IN_FLIGHT_BYTES = 56 << 10  # an SM's share of what saturates memory; more only scatters the accesses
@@ -38,8 +39,8 @@ class Chip:
     clusters: tuple[tuple[int, int], ...] = ()
 
     @property
-    def has_bulk_copy(self) -> bool:
-        """The bulk copy engine and clusters came with compute capability 9.0."""
+    def is_hopper_or_later(self) -> bool:
+        """Bulk copies, clusters and programmatic launch came with compute capability 9.0."""
         return int(self.arch.removeprefix("sm_").rstrip("af")) >= 90
 
 
@@ -64,6 +65,7 @@ class Problem:
     add: str | None = None
     vector: int = 1
     bulk: bool = False
+    zero_centered: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Plan:
     shared_bytes: int = 0
     workspace_bytes: int = 0
     cooperative: bool = False
+    programmatic: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,42 +106,46 @@ class RowMap:
             return "Cluster"
         return f"Lanes<{self.threads}>" if self.threads <= 32 else "Group"
 
+    def fill(self, cols: int) -> str:
+        """The policy type that says whether the row leaves threads idle."""
+        return "Whole" if cols == self.cluster * self.threads * self.elements else "Ragged"
+
 
 def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     """The plan of layernorm_fwd or rmsnorm_fwd: CTAs come and go, a row or a few narrow ones each.
 
     With an `sm_margin` there are only as many CTAs as the other SMs hold, and they stay.
     """
-    resident = FORWARD_THREADS[problem.norm]
-
     def slots_of(threads, elements, slab):
-        return resident[elements] // threads if threads <= MAX_THREADS else 0
+        return FORWARD_THREADS[elements] // threads if threads <= MAX_THREADS else 0
 
-    rows = _row_map(problem.cols, chip, resident, slots_of)
-    types = f"{problem.norm}, {problem.x}, {problem.gamma}, {problem.vector}"
+    rows = _row_map(problem.cols, chip, FORWARD_THREADS, slots_of)
+    gamma = f"{'ZeroCentered' if problem.zero_centered else 'Plain'}<{problem.gamma}>"
+    types = f"{problem.norm}, {problem.x}, {gamma}, {problem.vector}"
     if rows is None:
         return _wide("norm_forward_wide", types, min(problem.rows, 2 * _at_once(chip, 1, sm_margin)))
     scope = "Block" if rows.scope == "Group" else rows.scope
     slots = max(1, 128 // rows.threads) if rows.threads <= 32 else 1
     block = slots * rows.threads
     limit = next(size for size in (128, 256, 512, 1024) if size >= block)
-    ctas = resident[rows.elements] // limit
-    kernel = f"norm_forward<{types}, {rows.elements // problem.vector}, {scope}, {limit}, {ctas}>"
+    ctas = FORWARD_THREADS[rows.elements] // limit
+    kernel = f"norm_forward<{types}, {rows.elements // problem.vector}, {scope}, {rows.fill(problem.cols)}, {limit}, {ctas}>"
     most = ctas * _at_once(chip, rows.cluster, sm_margin) if sm_margin else MAX_GRID
     grid = min(most, -(-problem.rows // slots)) * rows.cluster
-    return Plan("norm_forward.cu", kernel, scope, grid, block, rows.cluster, rows.threads)
+    return Plan("norm_forward.cu", kernel, scope, grid, block, rows.cluster, rows.threads,
+                programmatic=chip.is_hopper_or_later)
 
 
 def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     """The plan of layernorm_bwd, rmsnorm_bwd or rmsnorm_bwd_add: one CTA an SM stays and walks down the rows."""
-    ring = problem.bulk and chip.has_bulk_copy and problem.cols > 128
-    limits = BACKWARD_THREADS if ring else BACKWARD_DIRECT_THREADS
+    ring = problem.bulk and chip.is_hopper_or_later and problem.cols > 128
+    limits = BACKWARD_THREADS[problem.norm] if ring else BACKWARD_DIRECT_THREADS
     planes = 2 if problem.norm == "LayerNorm" else 1
     column = SIZES[problem.x] + SIZES[problem.dz] + (SIZES[problem.add] if problem.add else 0)
     budget = chip.shared_bytes - STATIC_SHARED_BYTES
 
     def gamma(slab):
-        return _round_up(SIZES[problem.gamma] * slab, 128)
+        return _round_up(4 * slab, 128)
 
     def slots_of(threads, elements, slab):
         needed = max(2 * column if ring else 0, 4 * planes)  # two stages, and later the sums of each slot
@@ -159,6 +166,7 @@ def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
         f"{rows.scope} {source}", groups * rows.cluster, rows.slots * rows.threads, rows.cluster, rows.threads,
         stages, stage, gamma(rows.slab), gamma(rows.slab) + rows.slots * max(stages * stage, 4 * planes * rows.slab),
         workspace_bytes=4 * planes * groups * problem.cols, cooperative=True,
+        programmatic=chip.is_hopper_or_later,
     )
 
 

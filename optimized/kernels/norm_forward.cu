@@ -1,4 +1,5 @@
 #include "device/norm.cuh"
+#include "device/ptx/dependency.cuh"
 
 // Sum over the row of term(x - mu), in every thread of the row.
 template <int N, int V, class X, class Scope, class Term>
@@ -16,20 +17,22 @@ __device__ __forceinline__ float row_sum(Scope& scope, const Vec<X, N> (&row)[V]
   return sum[0];
 }
 
-// y = (x - mu) * rsigma * g + b along rows of x, with mu = 0 and b = 0 for RMSNorm and g = gamma_offset + gamma.
-//   x (rows, cols) with a pitch   gamma, beta (cols,) of type P   y (rows, cols)   mu, rsigma (rows,) f32
+// y = (x - mu) * rsigma * g + b along rows of x, with mu = 0 and b = 0 for RMSNorm and g = Gamma::gain(gamma).
+//   x (rows, cols) with a pitch   gamma, beta (cols,)   y (rows, cols)   mu, rsigma (rows,) f32
 // x is read once, into registers, and y written once: 2 * rows * cols * sizeof(X) bytes, the floor of this function;
 // 4 (8) bytes a row of statistics and the parameters, from the L1 or L2, come on top.
 // CTAs that come and go in the order of the rows keep what is in flight together in memory: a persistent grid, with
 // rows arriving through a ring in shared memory, was tried and reached 3.7 TB/s where this reaches 4.0 (H200).
-template <class Norm, class X, class P, int N, int V, class Scope, int Threads, int Ctas>
+template <class Norm, class X, class Gamma, int N, int V, class Scope, class Fill, int Threads, int Ctas>
 __global__ __launch_bounds__(Threads, Ctas) void norm_forward(const __grid_constant__ Forward a) {
+  using P = typename Gamma::type;
   __shared__ typename Scope::Shared shared;
   Scope scope(shared, a.row_threads);
   const Span<Scope, N> span(a.cols);
-  const Share<Scope, V> share(scope, span.vectors);
+  const Share<Scope, Fill, V> share(scope, span.vectors);
   const Slots<Scope> slots(scope);
-  constexpr bool kEarly = !Norm::kCentered && V * N <= 16;  // where registers are left, gamma comes along with x
+  wait_for_grids_in_front();
+  let_grid_behind_come();
   const auto column = [&](int v) { return span.first + (share.first + v * share.kStep) * N; };
 
   const int neighbour = Scope::kRowsPerWarp == 1 ? 0 : scope.slot() % Scope::kRowsPerWarp;
@@ -42,12 +45,6 @@ __global__ __launch_bounds__(Threads, Ctas) void norm_forward(const __grid_const
       if (v < vectors) x[v] = load<X, N>(a.x, row * a.x_pitch + column(v));
     float mu = 0.f;
     if constexpr (Norm::kCentered) mu = valid ? float(load<X, 1>(a.x, row * a.x_pitch).lane[0]) : 0.f;
-    Vec<P, N> g[V];
-    if constexpr (kEarly) {
-#pragma unroll
-      for (int v = 0; v < V; ++v)
-        if (v < vectors) g[v] = load<P, N>(a.gamma, column(v));
-    }
     scope.open();
 
     if constexpr (Norm::kCentered)
@@ -58,12 +55,11 @@ __global__ __launch_bounds__(Threads, Ctas) void norm_forward(const __grid_const
 #pragma unroll
     for (int v = 0; v < V; ++v)
       if (v < vectors) {
-        if constexpr (!kEarly) g[v] = load<P, N>(a.gamma, column(v));
-        const Floats<N> values = widen(x[v]), gains = widen(g[v]);
+        const Floats<N> values = widen(x[v]), g = widen(load<P, N>(a.gamma, column(v)));
         Floats<N> y, b = {};
         if (Norm::kCentered && a.beta) b = widen(load<P, N>(a.beta, column(v)));
 #pragma unroll
-        for (int i = 0; i < N; ++i) y[i] = fmaf((values[i] - mu) * r, gains[i] + a.gamma_offset, b[i]);
+        for (int i = 0; i < N; ++i) y[i] = fmaf((values[i] - mu) * r, Gamma::gain(g[i]), b[i]);
         Vec<X, N> out;
         narrow(y, out);
         store(a.y, row * a.cols + column(v), out);

@@ -1,4 +1,5 @@
 #include "device/norm.cuh"
+#include "device/ptx/dependency.cuh"
 
 // Rows too wide for the other kernels, of any width: a CTA walks along its row once for each sum and once for the
 // result, and finds it in the L2 after the first time.
@@ -15,11 +16,13 @@ __device__ __forceinline__ float walk(Scope& scope, int vectors, Term term) {
 }
 
 // Forward as in norm_forward.cu. Reads x two (LayerNorm: three) times, once from memory as long as the row fits in L2.
-template <class Norm, class X, class P, int N>
+template <class Norm, class X, class Gamma, int N>
 __global__ __launch_bounds__(kThreads, 1) void norm_forward_wide(const __grid_constant__ Forward a) {
+  using P = typename Gamma::type;
   __shared__ Group::Shared shared;
   Group scope(shared, kThreads);
-  __syncthreads();
+  wait_for_grids_in_front();
+  let_grid_behind_come();
   const int vectors = a.cols / N;
   for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const X* const x = static_cast<const X*>(a.x) + row * a.x_pitch;
@@ -43,7 +46,7 @@ __global__ __launch_bounds__(kThreads, 1) void norm_forward_wide(const __grid_co
       Floats<N> y, b = {};
       if (Norm::kCentered && a.beta) b = widen(load<P, N>(a.beta, i64(v) * N));
 #pragma unroll
-      for (int i = 0; i < N; ++i) y[i] = fmaf((values[i] - mu) * r, g[i] + a.gamma_offset, b[i]);
+      for (int i = 0; i < N; ++i) y[i] = fmaf((values[i] - mu) * r, Gamma::gain(g[i]), b[i]);
       Vec<X, N> out;
       narrow(y, out);
       store(a.y, row * a.cols + i64(v) * N, out);
@@ -61,7 +64,8 @@ template <class Norm, class X, class Dz, class P, int N>
 __global__ __launch_bounds__(kThreads, 1) void norm_backward_wide(const __grid_constant__ Backward a) {
   __shared__ Group::Shared shared;
   Group scope(shared, kThreads);
-  __syncthreads();
+  wait_for_grids_in_front();
+  let_grid_behind_come();
   const int vectors = a.cols / N;
   const auto gain = [&](int v) { return widen(load<P, N>(a.gamma, i64(v) * N)); };
   const auto x_at = [&](i64 row, int v) { return widen(load<X, N>(a.x, row * a.x_pitch + i64(v) * N)); };

@@ -1,70 +1,81 @@
 #pragma once
-#include "device/dtype.cuh"
 #include "device/grid.cuh"
+#include "device/planes.cuh"
 
 // Deterministic sums over rows, in two steps: each CTA adds up its row slots and writes one row of partial sums; after
 // a grid barrier every CTA adds up a few columns of them.
 
-// A slot's sums of N neighbouring columns a thread, in planes of 16 bytes a vector so that neighbours write
-// neighbouring banks.
-template <int N>
-struct Planes {
-  static constexpr int kWidth = N < 4 ? N : 4, kPlanes = N / kWidth;
-
-  static __device__ __forceinline__ void write(float* slot, int width, int vector, const Floats<N>& sums) {
-#pragma unroll
-    for (int p = 0; p < kPlanes; ++p) {
-      Vec<f32, kWidth> part;
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) part.lane[i] = sums[p * kWidth + i];
-      store(slot, p * (width / kPlanes) + vector * kWidth, part);
-    }
-  }
-  // The column that is kept at `place`.
-  static __device__ __forceinline__ int column(int place, int width) {
-    const int plane = place / (width / kPlanes), in_plane = place % (width / kPlanes);
-    return in_plane / kWidth * N + plane * kWidth + in_plane % kWidth;
-  }
+// A row of K * pitch floats: sum k of column c of this CTA goes to k * pitch + c.
+struct Partial {
+  float* row;
+  int pitch;
 };
 
-// partial[c] = sum over the slots of the CTA; `area` holds `slots` rows of `width` floats, filled and synchronised.
-template <int N>
-__device__ __forceinline__ void sum_slots(const float* area, float* partial, int slots, int width) {
+// The sums of K values a column over the slots of the CTA. `area` is shared memory for K * slots rows of `cols` floats.
+template <int K, int N, int V, class Share>
+__device__ __forceinline__ void sum_slots(const Floats<N> (&mine)[K][V], const Share& share, float* area, int slots,
+                                          int slot, int cols, Partial out) {
   constexpr int kWidth = Planes<N>::kWidth;
-  for (int place = threadIdx.x * kWidth; place < width; place += blockDim.x * kWidth) {
-    Floats<kWidth> sum = {};
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < K; ++k)
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+      if (v < share.count)
+        Planes<N>{area + (k * slots + slot) * cols, cols}.write(share.first + v * share.kStep, mine[k][v]);
+  __syncthreads();
+  for (int i = threadIdx.x * kWidth; i < K * cols; i += blockDim.x * kWidth) {
+    const int k = i / cols, place = i % cols;
+    Floats<kWidth> total = {};
+#pragma unroll 4
     for (int s = 0; s < slots; ++s) {
-      const Floats<kWidth> part = widen(load<f32, kWidth>(area, s * width + place));
+      const Floats<kWidth> part = widen(load<f32, kWidth>(area, (k * slots + s) * cols + place));
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) sum[i] += part[i];
+      for (int j = 0; j < kWidth; ++j) total[j] += part[j];
     }
-    const int column = Planes<N>::column(place, width);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) partial[column + i] = sum[i];
+    Vec<f32, kWidth> result;
+    narrow(total, result);
+    store(out.row, k * out.pitch + Planes<N>{area, cols}.column(place), result);
   }
 }
 
-// The sum of column c of `count` rows of `pitch` floats, for c in this CTA's share of `cols` columns: given to
-// `put(c, sum)` by one thread. Comes after a grid barrier: the other CTAs' rows are read from the L2.
-template <class Put>
-__device__ __forceinline__ void sum_partials(const float* partial, int count, int pitch, int cols, Put put) {
-  __shared__ float sums[32][kWarp];
+// The sums of W neighbouring columns of `count` rows of `cols` floats, for all columns of this CTA's share, given to
+// `put(first column, sums)` by one thread. Comes after a grid barrier: the other CTAs' rows are read from the L2, 8
+// vectors of 4 rows a warp at a time.
+template <int W, class Put>
+__device__ __forceinline__ void sum_partials(const float* partial, int count, int cols, Put put) {
+  constexpr int kLanes = 8, kRows = kWarp / kLanes;
+  __shared__ Vec<f32, W> sums[32][kLanes];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-  const int groups = ceil_div(cols, kWarp), mine = ceil_div(groups, gridDim.x);  // of 32 columns
+  const int mine = ceil_div(ceil_div(cols, kLanes * W), gridDim.x);  // strips of 8 vectors
   const int side_by_side = min(mine, warps), deep = warps / side_by_side;
   for (int base = 0; base < mine; base += side_by_side) {
-    const int group = base + warp % side_by_side, part = warp / side_by_side;
-    const int c = (blockIdx.x * mine + group) * kWarp + lane;
-    float sum = 0.f;
-    if (group < mine && c < cols && part < deep) {
-#pragma unroll 8
-      for (int p = part; p < count; p += deep) sum += __ldcg(partial + i64(p) * pitch + c);
+    const int strip = base + warp % side_by_side, part = warp / side_by_side;
+    const int c = ((blockIdx.x * mine + strip) * kLanes + lane % kLanes) * W;
+    const bool valid = strip < mine && c < cols && part < deep;
+    Floats<W> sum = {};
+    if (valid) {
+#pragma unroll 4
+      for (int p = part * kRows + lane / kLanes; p < count; p += deep * kRows) {
+        const Floats<W> row = widen(load_past_l1<W>(partial + i64(p) * cols + c));
+#pragma unroll
+        for (int i = 0; i < W; ++i) sum[i] += row[i];
+      }
     }
-    sums[warp][lane] = sum;
+#pragma unroll
+    for (int i = 0; i < W; ++i)
+#pragma unroll
+      for (int other = kLanes; other < kWarp; other *= 2) sum[i] += __shfl_xor_sync(~0u, sum[i], other);
+    if (lane < kLanes) narrow(sum, sums[warp][lane]);
     __syncthreads();
-    if (part == 0 && group < mine && c < cols) {
-      sum = 0.f;
-      for (int d = 0; d < deep; ++d) sum += sums[d * side_by_side + warp][lane];
+    if (valid && part == 0 && lane < kLanes) {
+      sum = {};
+#pragma unroll 4
+      for (int d = 0; d < deep; ++d) {
+        const Floats<W> row = widen(sums[d * side_by_side + warp][lane]);
+#pragma unroll
+        for (int i = 0; i < W; ++i) sum[i] += row[i];
+      }
       put(c, sum);
     }
     __syncthreads();

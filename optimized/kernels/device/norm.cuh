@@ -13,7 +13,7 @@ struct Forward {
   float *mu, *rsigma;
   i64 rows, x_pitch;  // elements
   int cols, row_threads;
-  float eps, gamma_offset, inverse_cols;
+  float eps, inverse_cols;
 };
 
 // Arguments of the backward kernels, likewise.
@@ -27,6 +27,18 @@ struct Backward {
   float gamma_offset, inverse_cols;
   DType add_dtype;
   int stages, stage_bytes, stages_offset;
+};
+
+// gamma of element type T, and what it multiplies by.
+template <class T>
+struct Plain {
+  using type = T;
+  static __device__ __forceinline__ float gain(float gamma) { return gamma; }
+};
+template <class T>
+struct ZeroCentered {
+  using type = T;
+  static __device__ __forceinline__ float gain(float gamma) { return 1.f + gamma; }
 };
 
 // Columns [first, first + vectors * N) of a row are this CTA's. A cluster shares a row in slabs of whole eights.
@@ -44,16 +56,20 @@ struct Span {
   __device__ __forceinline__ bool reports() const { return first == 0; }  // of the CTAs that share a row, the one with its statistics
 };
 
+// Whether a row fills its threads to the last vector.
+struct Whole { static constexpr bool kWhole = true; };
+struct Ragged { static constexpr bool kWhole = false; };
+
 // A thread's vectors of its CTA's span: `first`, then `count` in steps that the compiler knows, since each warp has a
 // run of V * 32 vectors.
-template <class Scope, int V>
+template <class Scope, class Fill, int V>
 struct Share {
   static constexpr int kStep = Scope::kStep;
   int first, count;
 
   __device__ __forceinline__ Share(const Scope& scope, int vectors)
       : first(scope.lane() / kStep * (V * kStep) + scope.lane() % kStep),
-        count(min(V, max(0, ceil_div(vectors - first, kStep)))) {}
+        count(Fill::kWhole ? V : min(V, max(0, ceil_div(vectors - first, kStep)))) {}
 };
 
 // Row slots of the grid: slot s works on rows s, s + count, s + 2 * count, …

@@ -25,6 +25,20 @@ __device__ __forceinline__ void store(void* p, i64 element, const Vec<T, N>& v) 
   *reinterpret_cast<Vec<T, N>*>(static_cast<T*>(p) + element) = v;
 }
 
+// Data of other SMs, written during this launch: not from this SM's L1.
+template <int N>
+__device__ __forceinline__ Vec<f32, N> load_past_l1(const float* p) {
+  Vec<f32, N> v;
+  if constexpr (N == 4) {
+    const float4 f = __ldcg(reinterpret_cast<const float4*>(p));
+    v.lane[0] = f.x, v.lane[1] = f.y, v.lane[2] = f.z, v.lane[3] = f.w;
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) v.lane[i] = __ldcg(p + i);
+  }
+  return v;
+}
+
 template <class T, int N>
 __device__ __forceinline__ Floats<N> widen(const Vec<T, N>& v) {
   Floats<N> f;
