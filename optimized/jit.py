@@ -13,7 +13,7 @@ import re
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Iterable
 
@@ -47,17 +47,22 @@ class Binary:
     cache_hit: bool = False
 
 
+_DESCRIBED = {field.name for field in fields(Binary)} - {"image", "cache_hit"}
+
+
 def build(requests: Iterable[Request], arch: str, threads: int | None = None) -> dict[Request, Binary]:
     """Machine code of every (source, kernel) for `arch`, e.g. "sm_90a". Needs NVRTC, not a GPU.
 
     Errors: cuda.core's NVRTC error, with the compiler's log, when a source does not compile.
     """
     requests = list(dict.fromkeys(requests))
-    built = {request: found for request in requests if (found := _find(request, arch))}
+    digests = {source: _digest(source) for source in dict(requests)}
+    built = {request: found for request in requests if (found := _find(request, arch, digests[request[0]]))}
     missing = [request for request in requests if request not in built]
     threads = threads or os.cpu_count() or 1
     with ThreadPoolExecutor(threads) as pool:
-        for part in pool.map(lambda program: _compile(*program, arch), _programs(missing, threads)):
+        programs = _programs(missing, threads)
+        for part in pool.map(lambda program: _compile(*program, arch, digests[program[0]]), programs):
             built |= part
     return {request: built[request] for request in requests}
 
@@ -85,18 +90,20 @@ def _programs(requests: list[Request], threads: int) -> list[tuple[str, list[str
     return programs
 
 
-def _compile(source: str, expressions: list[str], arch: str) -> dict[Request, Binary]:
+def _compile(source: str, expressions: list[str], arch: str, digest: bytes) -> dict[Request, Binary]:
     log, start = io.StringIO(), time.perf_counter()
     program = Program((KERNELS / source).read_text(), "c++", options=_options(arch))
     code = program.compile("cubin", name_expressions=tuple(expressions), logs=log)
     milliseconds = (time.perf_counter() - start) * 1e3 / len(expressions)
     image, built = bytes(code.code), {}
+    unchanged = _digest(source) == digest  # or it is not known what the compiler read
     for expression in expressions:
         symbol = bytes(code.symbol_mapping[expression]).decode()
         used = _resources(log.getvalue(), symbol)
         binary = Binary(image, symbol, *used, _code_digest(image, symbol), milliseconds)
         built[source, expression] = binary
-        _keep((source, expression), arch, binary)
+        if unchanged:
+            _keep((source, expression), arch, digest, binary)
     return built
 
 
@@ -137,10 +144,9 @@ def _toolkit_headers() -> str:
     return find_nvidia_header_directory("cudart")
 
 
-@functools.cache
-def _header_digest() -> bytes:
-    """Digest of every header that a kernel can include."""
-    ours = sorted((KERNELS / "device").rglob("*.cuh"))
+def _digest(source: str) -> bytes:
+    """Digest of `source` and of every header that it can include, as they are on disk now."""
+    ours = [KERNELS / source, *sorted((KERNELS / "device").rglob("*.cuh"))]
     toolkit = sorted(Path(_toolkit_headers()).glob("cuda_[bf]*16.h*"))
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in ours + toolkit)).digest()
 
@@ -153,36 +159,37 @@ def _cache() -> FileStreamProgramCache | None:
         return None
 
 
-def _key(request: Request, arch: str) -> bytes:
+def _key(request: Request, arch: str, digest: bytes) -> bytes:
     source, expression = request
     return make_program_cache_key(
-        code=(KERNELS / source).read_text(), code_type="c++", options=_options(arch), target_type="cubin",
-        name_expressions=(expression,), extra_digest=_header_digest(),
+        code=source, code_type="c++", options=_options(arch), target_type="cubin", name_expressions=(expression,),
+        extra_digest=digest,
     )
 
 
-def _find(request: Request, arch: str) -> Binary | None:
+def _find(request: Request, arch: str, digest: bytes) -> Binary | None:
     """The entry of an earlier run; None where there is none, or one that is not what was written."""
     cache = _cache()
     try:
-        entry = None if cache is None else cache.get(_key(request, arch))
+        entry = None if cache is None else cache.get(_key(request, arch, digest))
     except OSError:
         return None
     if entry is None or hashlib.sha256(entry[32:]).digest() != entry[:32]:
         return None
     length = struct.unpack_from("<I", entry, 32)[0]
     described = json.loads(entry[36:36 + length])
+    if described.keys() != _DESCRIBED:
+        return None  # by an earlier version of this file
     return Binary(entry[36 + length:], **described, cache_hit=True)
 
 
-def _keep(request: Request, arch: str, binary: Binary) -> None:
-    described = asdict(replace(binary, image=b""))
-    del described["image"], described["cache_hit"]
+def _keep(request: Request, arch: str, digest: bytes, binary: Binary) -> None:
+    described = {name: getattr(binary, name) for name in _DESCRIBED}
     head = json.dumps(described).encode()
     body = struct.pack("<I", len(head)) + head + binary.image
     cache = _cache()
     try:
         if cache is not None:
-            cache[_key(request, arch)] = hashlib.sha256(body).digest() + body
+            cache[_key(request, arch, digest)] = hashlib.sha256(body).digest() + body
     except OSError:
         return  # a read-only or full disk: this process keeps the kernel, the next one compiles it again
