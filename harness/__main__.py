@@ -131,11 +131,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace, options: Options) -> int:
-    from rich.console import Console
-
     from harness.listing import show
+    from harness.progress import open_console
 
-    return show(options, getattr(arguments, "json", False), Console(highlight=False))
+    return show(options, getattr(arguments, "json", False), open_console())
 
 
 def _report(arguments: argparse.Namespace) -> int:

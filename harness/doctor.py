@@ -1,10 +1,10 @@
 """`doctor`: what this GPU reaches, and whether its state suits a measurement."""
 
-from rich.console import Console
 from rich.table import Table
 
 from harness.environment import clocks, record
 from harness.options import PROFILES
+from harness.progress import open_console
 
 
 def examine() -> int:
@@ -13,7 +13,7 @@ def examine() -> int:
 
     from harness.backend_gpu import Gpu
 
-    console = Console(highlight=False)
+    console = open_console()
     if not torch.cuda.is_available():
         console.print(f"PyTorch {torch.__version__} cannot use the GPU.")
         return 3

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
 import torch
 
 import reference
@@ -22,6 +23,8 @@ ROTATION_BYTES = 256 << 20
 
 ALIGNMENT = 256
 """Of sources and targets of a copy, in bytes; what an allocator gives."""
+
+KERNELS = Path(__file__).parent / "kernels"
 
 
 @dataclass(frozen=True)
@@ -94,17 +97,34 @@ def _compiled(case: Case, call: Call) -> Callable[[Call], tuple]:
 
 
 def _copy(case: Case, call: Call) -> Callable[[Call], tuple]:
-    """copy_ of half the case's bytes: read and written, they are as many as the case reads and writes."""
-    size, device = family_of(case.function).work(case).bytes // 2, call.tensors()[0].device
-    aligned = -(-size // ALIGNMENT) * ALIGNMENT
-    sources = torch.ones(_pairs(size, device), aligned, dtype=torch.uint8, device=device)
-    turns = itertools.cycle(zip(sources[:, :size], torch.empty_like(sources)[:, :size]))
+    """A copy of half the case's bytes: read and written, they are as many as the case reads and writes."""
+    half, device = family_of(case.function).work(case).bytes // 2, call.tensors()[0].device
+    size = -(-half // ALIGNMENT) * ALIGNMENT
+    sources = torch.randint(256, (_pairs(size, device), size), dtype=torch.uint8, device=device)
+    turns = itertools.cycle(zip(sources, torch.empty_like(sources)))
+    copy = _torch_copy if device.type == "cpu" else _copy_kernel(size, device)
 
     def run(call: Call) -> tuple:
         source, target = next(turns)
-        return (target.copy_(source),)
+        copy(source, target)
+        return (target,)
 
     return run
+
+
+def _torch_copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source)
+
+
+def _copy_kernel(size: int, device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """kernels/copy.cu: copy_ of a dense tensor is a memcpy, whose speed jumps with sizes and alignments."""
+    from optimized.launch import Launch
+    from optimized.plan import Plan
+
+    units, threads = size // 16, 256
+    plan = Plan(str(KERNELS / "copy.cu"), f"copy<{threads}>", "copy", max(1, -(-units // (4 * threads))), threads)
+    launch = Launch(plan, device, 2, (numpy.int64(units),))
+    return lambda source, target: launch(source.data_ptr(), target.data_ptr())
 
 
 def _pairs(size: int, device: torch.device) -> int:

@@ -18,13 +18,19 @@ from harness.table import time_us
 PLAIN_WIDTH = 110  # of tables in a file or a pipe
 
 
+def open_console() -> Console:
+    """Standard output; tables get a fixed width where it is no terminal."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    return console
+
+
 class Reporter:
     """Says what a run is doing. Messages go above the bar; without a terminal everything is a plain line."""
 
     def __init__(self, console: Console | None = None):
-        self.console = console or Console(highlight=False)
-        if not self.console.is_terminal:
-            self.console.width = PLAIN_WIDTH
+        self.console = console or open_console()
         self._live = self.console.is_terminal
         self._progress = None
         self._done, self._total, self._began = 0, 0, 0.0
@@ -83,12 +89,16 @@ class Reporter:
         )
 
 
+def _duration(us: float) -> str:
+    return f"{us:.4g} µs" if us < 10_000 else f"{us / 1000:.4g} ms"
+
+
 def outcome(rows: list[dict[str, Any]]) -> str:
     """What a case gave, in a few words: "optimized 33.1 µs 97 %, reference 402 µs"."""
     words = []
     for row in rows:
         took = time_us(row)
-        figure = f" {took:.4g} µs" if took else ""
+        figure = f" {_duration(took)}" if took else ""
         limit = f" {row['percent_of_limit']:.0f} %" if row["percent_of_limit"] else ""
         status = "" if row["status"] == "OK" and took else f" {row['status']}"
         words.append(f"{row['implementation']}{figure}{limit}{status}")

@@ -62,7 +62,7 @@ def median_interval(n: int, confidence: float = 0.95) -> tuple[int, int]:
     """
     tail, j = 0.0, 0
     while j < n // 2:
-        tail += math.comb(n, j) * 0.5**n
+        tail += math.exp(math.lgamma(n + 1) - math.lgamma(j + 1) - math.lgamma(n - j + 1) - n * math.log(2))
         if 2 * tail > 1 - confidence:
             break
         j += 1

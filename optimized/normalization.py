@@ -19,6 +19,7 @@ from optimized.plan import TYPES, Plan, Problem
 from reference import tensors
 
 _DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # DType of kernels/device/dtype.cuh
+MAX_COLS = 2**31 - 1
 _prepared: dict = {}
 
 
@@ -87,7 +88,7 @@ def _forward(function, input, weight, bias, *, eps, quantizer, sm_margin, zero_c
     if ready is None:
         options = {"eps": eps, "sm_margin": sm_margin, "zero_centered_gamma": zero_centered_gamma}
         tensors.norm_forward(function, input, weight, bias, quantizer=quantizer, **options)
-        _on_gpu(function, input.device)
+        _on_gpu(function, "input", input)
         regular = (_regular(input), *_alike(weight, bias))
         if any(a is not b for a, b in zip((input, weight, bias), regular)):
             return _forward(function, *regular, quantizer=None, **options)
@@ -164,12 +165,14 @@ def _check_backward(function, operands, sm_margin, zero_centered_gamma):
         function, x, gamma, like_x={"dz": dz} | ({"add": add} if function == "rmsnorm_bwd_add" else {}),
         statistics=({"mu": mu} if function == "layernorm_bwd" else {}) | {"rsigma": rsigma},
         sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
-    _on_gpu(function, x.device)
+    _on_gpu(function, "x", x)
 
 
-def _on_gpu(function, device):
-    if device.type != "cuda":
-        raise ValueError(f"{function}: the tensors are on {device}, but optimized needs them on a CUDA device")
+def _on_gpu(function, name, tensor):
+    if tensor.device.type != "cuda":
+        raise ValueError(f"{function}: {name} is on {tensor.device}, but optimized needs it on a CUDA device")
+    if tensor.shape[-1] > MAX_COLS:
+        raise ValueError(f"{function}: {name} has rows of {tensor.shape[-1]} elements, but optimized takes {MAX_COLS}")
 
 
 def _signature(t: Tensor) -> tuple:

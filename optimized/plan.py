@@ -106,9 +106,10 @@ class RowMap:
             return "Cluster"
         return f"Lanes<{self.threads}>" if self.threads <= 32 else "Group"
 
-    def fill(self, cols: int) -> str:
-        """The policy type that says whether the row leaves threads idle."""
-        return "Whole" if cols == self.cluster * self.threads * self.elements else "Ragged"
+    def fill(self, problem: Problem) -> str:
+        """The policy type that says whether threads are left idle; unrolled short vectors would cost registers."""
+        whole = problem.cols == self.cluster * self.threads * self.elements and problem.vector >= 4
+        return "Whole" if whole else "Ragged"
 
 
 def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
@@ -119,7 +120,7 @@ def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     def slots_of(threads, elements, slab):
         return FORWARD_THREADS[elements] // threads if threads <= MAX_THREADS else 0
 
-    rows = _row_map(problem.cols, chip, FORWARD_THREADS, slots_of)
+    rows = _row_map(problem.cols, chip, FORWARD_THREADS, slots_of, lambda m: (-m.elements * m.threads, m.elements))
     gamma = f"{'ZeroCentered' if problem.zero_centered else 'Plain'}<{problem.gamma}>"
     types = f"{problem.norm}, {problem.x}, {gamma}, {problem.vector}"
     if rows is None:
@@ -129,7 +130,7 @@ def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     block = slots * rows.threads
     limit = next(size for size in (128, 256, 512, 1024) if size >= block)
     ctas = FORWARD_THREADS[rows.elements] // limit
-    kernel = f"norm_forward<{types}, {rows.elements // problem.vector}, {scope}, {rows.fill(problem.cols)}, {limit}, {ctas}>"
+    kernel = f"norm_forward<{types}, {rows.elements // problem.vector}, {scope}, {rows.fill(problem)}, {limit}, {ctas}>"
     most = ctas * _at_once(chip, rows.cluster, sm_margin) if sm_margin else MAX_GRID
     grid = min(most, -(-problem.rows // slots)) * rows.cluster
     return Plan("norm_forward.cu", kernel, scope, grid, block, rows.cluster, rows.threads,
@@ -152,7 +153,7 @@ def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
         most = MAX_WARP_SLOTS if threads == 32 else MAX_GROUP_SLOTS if threads > 32 else limits[elements]
         return min(limits[elements] // threads, most, (budget - gamma(slab)) // (needed * slab))
 
-    rows = _row_map(problem.cols, chip, limits, slots_of)
+    rows = _row_map(problem.cols, chip, limits, slots_of, lambda m: -m.elements)
     types = f"{problem.norm}, {problem.x}, {problem.dz}, {problem.gamma}, {problem.vector}"
     if rows is None:
         return _wide("norm_backward_wide", types, 4 * _at_once(chip, 1, sm_margin))
@@ -174,8 +175,8 @@ def _wide(name: str, types: str, grid: int) -> Plan:
     return Plan("norm_wide.cu", f"{name}<{types}>", "wide", max(1, grid), WIDE_THREADS)
 
 
-def _row_map(cols: int, chip: Chip, limits: dict[int, int], slots_of) -> RowMap | None:
-    """The fewest CTAs a row that can hold it; then the most elements in flight on an SM, in the smallest shares.
+def _row_map(cols: int, chip: Chip, limits: dict[int, int], slots_of, preference) -> RowMap | None:
+    """The fewest CTAs a row that can hold it; then the most rows in flight on an SM; then the `preference`.
 
     `slots_of(threads, elements, slab)` says how many rows fit on an SM at once. None: the row is too wide.
     """
@@ -188,7 +189,7 @@ def _row_map(cols: int, chip: Chip, limits: dict[int, int], slots_of) -> RowMap 
             if slots > 0:
                 maps.append(RowMap(elements, threads, slots if cluster == 1 else 1, cluster, slab))
         if maps:
-            return max(maps, key=lambda m: (m.slots, -m.elements))
+            return max(maps, key=lambda m: (m.slots, preference(m)))
     return None
 
 

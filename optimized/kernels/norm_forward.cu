@@ -56,7 +56,7 @@ __global__ __launch_bounds__(Threads, Ctas) void norm_forward(const __grid_const
     for (int v = 0; v < V; ++v)
       if (v < vectors) {
         const Floats<N> values = widen(x[v]), g = widen(load<P, N>(a.gamma, column(v)));
-        Floats<N> y, b = {};
+        Floats<N> y, b = Floats<N>::filled(-0.f);  // -0 adds nothing, +0 would turn -0 into +0
         if (Norm::kCentered && a.beta) b = widen(load<P, N>(a.beta, column(v)));
 #pragma unroll
         for (int i = 0; i < N; ++i) y[i] = fmaf((values[i] - mu) * r, Gamma::gain(g[i]), b[i]);

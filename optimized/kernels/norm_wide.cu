@@ -43,7 +43,7 @@ __global__ __launch_bounds__(kThreads, 1) void norm_forward_wide(const __grid_co
     for (int v = threadIdx.x; v < vectors; v += kThreads) {
       const Floats<N> values = widen(load<X, N>(x, i64(v) * N));
       const Floats<N> g = widen(load<P, N>(a.gamma, i64(v) * N));
-      Floats<N> y, b = {};
+      Floats<N> y, b = Floats<N>::filled(-0.f);  // -0 adds nothing, +0 would turn -0 into +0
       if (Norm::kCentered && a.beta) b = widen(load<P, N>(a.beta, i64(v) * N));
 #pragma unroll
       for (int i = 0; i < N; ++i) y[i] = fmaf((values[i] - mu) * r, Gamma::gain(g[i]), b[i]);

@@ -53,7 +53,8 @@ struct Span {
       vectors = max(0, min(slab, cols - first)) / N;
     }
   }
-  __device__ __forceinline__ bool reports() const { return first == 0; }  // of the CTAs that share a row, the one with its statistics
+  // Of the CTAs that share a row, the one that writes its statistics.
+  __device__ __forceinline__ bool reports() const { return first == 0; }
 };
 
 // Whether a row fills its threads to the last vector.

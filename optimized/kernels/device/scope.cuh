@@ -3,9 +3,9 @@
 #include "device/ptx/barrier.cuh"
 #include "device/ptx/cluster.cuh"
 
-// Who shares a row, and how they add up: `Lanes` of a warp, a `Group` of warps, a `Block`, a
-// `Cluster` of CTAs. `sum` leaves the
-// total of each of K values in every thread of the row, added in an order that depends on the geometry alone.
+// Who shares a row, and how they add up: `Lanes` of a warp, a `Group` of warps, a `Block`, a `Cluster` of CTAs. `sum`
+// leaves the total of each of K values in every thread of the row, added in an order that depends on the geometry
+// alone. `open` comes before the first sum, `close` after the last.
 
 template <int Width>
 __device__ __forceinline__ float warp_sum(float v) {

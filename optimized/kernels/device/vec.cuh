@@ -11,6 +11,12 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
 template <int N>
 struct Floats {
   float lane[N];
+  static __device__ __forceinline__ Floats filled(float value) {
+    Floats f;
+#pragma unroll
+    for (int i = 0; i < N; ++i) f.lane[i] = value;
+    return f;
+  }
   __device__ __forceinline__ float& operator[](int i) { return lane[i]; }
   __device__ __forceinline__ float operator[](int i) const { return lane[i]; }
 };
