@@ -1,0 +1,92 @@
+"""Every specialization that the sweeps ask for compiles for an H200, keeps to registers, and fits."""
+
+import re
+import subprocess
+
+import pytest
+from cuda.pathfinder import find_nvidia_binary_utility
+
+from harness import compile_report
+from harness.sweeps import sweep
+from optimized import jit
+from optimized.plan import H200, STATIC_SHARED_BYTES, Chip
+
+SM_80 = Chip("sm_80", 108, 166_912)
+MOST = 600
+REGISTERS = 65_536  # of an SM, given to warps in units of 8 a thread
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
+
+
+@pytest.fixture(scope="module")
+def planned():
+    """Request -> its plans, over every case of every sweep."""
+    return plans_by_request(sweep("all"), H200)
+
+
+def plans_by_request(cases, chip):
+    found, by_request = compile_report.plans(cases, chip), {}
+    assert [case.name for case in cases if case not in found] == []
+    for plan in found.values():
+        by_request.setdefault(compile_report.request(plan), []).append(plan)
+    return by_request
+
+
+def complaints(plans, binary, chip):
+    """What is wrong with a specialization, in words."""
+    block, dynamic = max(plan.block for plan in plans), max(plan.shared_bytes for plan in plans)
+    registers = -(-binary.registers // 8) * 8 * block
+    if binary.spill_bytes or binary.stack_bytes:
+        yield f"{binary.spill_bytes} bytes of spills, {binary.stack_bytes} of stack"
+    if not 0 < registers <= REGISTERS:
+        yield f"{block} threads of {binary.registers} registers do not fit on an SM"
+    if binary.shared_bytes > STATIC_SHARED_BYTES:
+        yield f"{binary.shared_bytes} bytes of static shared memory; plans count with {STATIC_SHARED_BYTES}"
+    if binary.shared_bytes + dynamic > chip.shared_bytes:
+        yield f"{binary.shared_bytes} + {dynamic} bytes of shared memory"
+
+
+def assert_compiles(by_request, chip):
+    built = jit.build(by_request, chip.arch)
+    wrong = [f"{kernel}: {complaint}" for (source, kernel), binary in built.items()
+             for complaint in complaints(by_request[source, kernel], binary, chip)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_there_are_not_too_many(planned):
+    assert 0 < len(planned) <= MOST
+
+
+def test_all_compile_without_spills(planned):
+    assert_compiles(planned, H200)
+
+
+def test_some_compile_without_spills_for_sm_80():
+    cases = [*sweep("smoke"), *sweep("edge")[::20]]
+    assert_compiles(plans_by_request(cases, SM_80), SM_80)
+
+
+def instructions(tool, binary, folder):
+    """The opcodes of one kernel's machine code."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(binary.image)
+    shown = subprocess.run([tool, "-ndf", "-c", str(file)], capture_output=True, text=True, check=True)
+    sections = {part.split(",", 1)[0]: part for part in shown.stdout.split(".section\t.text.")[1:]}
+    return set(INSTRUCTION.findall(sections[binary.symbol]))
+
+
+def test_machine_code_is_as_meant(planned, tmp_path):
+    """Of one kernel of each kind: local memory is not touched; rings, and they alone, use the copy engine;
+    clusters, and they alone, store into each other's shared memory."""
+    tool = find_nvidia_binary_utility("nvdisasm")
+    if tool is None:
+        pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
+    kinds = {}
+    for request, (plan, *_) in planned.items():
+        kinds.setdefault((plan.source, plan.variant, "LayerNorm" in plan.kernel), request)
+    assert len(kinds) >= 12
+    binaries = jit.build(kinds.values(), H200.arch)
+    for request in kinds.values():
+        (plan, *_), used = planned[request], instructions(tool, binaries[request], tmp_path)
+        assert "EXIT" in used and used.isdisjoint({"LDL", "STL"}), plan.kernel
+        assert ("UBLKCP" in used) == ("Ringed" in plan.kernel), plan.kernel
+        assert ("STAS" in used) == (plan.cluster > 1), plan.kernel
