@@ -51,8 +51,9 @@ class Launch:
     """
 
     def __init__(self, plan: Plan, device: torch.device, pointers: int, scalars: tuple):
-        kernel = jit.kernel(plan.source, plan.kernel, chip(device).arch)
         layout = f"{pointers}Q" + "".join(_code(scalar) for scalar in scalars)
+        self._context = _make_current(device)
+        kernel = jit.kernel(plan.source, plan.kernel, chip(device).arch)
         size = -(-struct.calcsize(layout) // 8) * 8
         self._argument = ctypes.create_string_buffer(size)
         struct.pack_into(layout, self._argument, 0, *[0] * pointers, *[scalar.item() for scalar in scalars])
@@ -69,6 +70,9 @@ class Launch:
 
     def __call__(self, *pointers: int) -> None:
         """Launch on PyTorch's current stream of the prepared device; a pointer of 0 stands for None."""
+        if torch._C._cuda_getDevice() != self._device:
+            with torch.cuda.device(self._device):
+                return self(*pointers)
         stream = torch._C._cuda_getCurrentRawStream(self._device)
         with self._lock:
             self._write(self._argument, 0, *pointers)
@@ -76,13 +80,20 @@ class Launch:
                 self._config.hStream = self._stream = stream
             error, = driver.cuLaunchKernelEx(self._config, self._function, self._parameters_address, 0)
         if error:
+            self._again(error, pointers)
+
+    def _again(self, error, pointers):
+        """A thread that has not used CUDA yet has no context: then with one, else the error."""
+        if int(driver.cuCtxGetCurrent()[1]):
             _raise(error)
+        _raise(driver.cuCtxSetCurrent(self._context)[0])
+        self(*pointers)
 
 
 @functools.cache
 def chip(device: torch.device) -> Chip:
     """The GPU as plans see it. Clusters are counted with the most shared memory a CTA can have."""
-    torch.cuda.synchronize(device)  # the driver's calls below need a context
+    _make_current(device)
     properties = torch.cuda.get_device_properties(device)
     major, minor = properties.major, properties.minor
     arch = f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
@@ -154,6 +165,15 @@ def _allow_shared(kernel, plan: Plan, device: torch.device) -> None:
         _raise(error)
         error, = driver.cuKernelSetAttribute(limit, plan.shared_bytes, kernel, handle)
         _raise(error)
+
+
+def _make_current(device: torch.device):
+    """The device's primary context, current in this thread: the driver needs one, and PyTorch makes it lazily."""
+    with torch.cuda.device(device):
+        error, context = driver.cuDevicePrimaryCtxRetain(device.index)
+        _raise(error)
+        _raise(driver.cuCtxSetCurrent(context)[0])
+    return context
 
 
 def _raise(error) -> None:

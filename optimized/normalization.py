@@ -20,6 +20,7 @@ from reference import tensors
 
 _DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # DType of kernels/device/dtype.cuh
 MAX_COLS = 2**31 - 1
+MAX_PREPARED = 4096
 _prepared: dict = {}
 
 
@@ -92,7 +93,7 @@ def _forward(function, input, weight, bias, *, eps, quantizer, sm_margin, zero_c
         regular = (_regular(input), *_alike(weight, bias))
         if any(a is not b for a, b in zip((input, weight, bias), regular)):
             return _forward(function, *regular, quantizer=None, **options)
-        ready = _prepared[key] = _prepare_forward(function, input, weight, bias, **options)
+        ready = _remember(key, _prepare_forward(function, input, weight, bias, **options))
 
     device = input.device
     y = allocate(ready.shape, input.dtype, device)
@@ -119,7 +120,7 @@ def _backward(function, operands, sm_margin, zero_centered_gamma):
                    *[t if t is None else t.contiguous() for t in (mu, rsigma, gamma)])
         if any(a is not b for a, b in zip(operands, regular)):
             return _backward(function, regular, sm_margin, zero_centered_gamma)
-        ready = _prepared[key] = _prepare_backward(function, operands, sm_margin, zero_centered_gamma)
+        ready = _remember(key, _prepare_backward(function, operands, sm_margin, zero_centered_gamma))
 
     device = x.device
     dx = allocate(ready.shape, x.dtype, device)
@@ -130,6 +131,14 @@ def _backward(function, operands, sm_margin, zero_centered_gamma):
     given = (x, dz, add, gamma, mu, rsigma, dx, dgamma, dbeta, workspace)
     ready.launch(*[0 if t is None else t.data_ptr() for t in given])
     return (dx, dgamma) if dbeta is None else (dx, dgamma, dbeta)
+
+
+def _remember(key, ready: _Ready) -> _Ready:
+    """Keep `ready`; a process that meets ever new shapes starts anew instead of growing."""
+    if len(_prepared) >= MAX_PREPARED:
+        _prepared.clear()
+    _prepared[key] = ready
+    return ready
 
 
 def _prepare_forward(function, input, weight, bias, *, eps, sm_margin, zero_centered_gamma) -> _Ready:

@@ -118,7 +118,8 @@ def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     With an `sm_margin` there are only as many CTAs as the other SMs hold, and they stay.
     """
     def slots_of(threads, elements, slab):
-        return FORWARD_THREADS[elements] // threads if threads <= MAX_THREADS else 0
+        fits = threads <= MAX_THREADS and (elements < 32 or problem.vector >= 4)  # many short vectors would spill
+        return FORWARD_THREADS[elements] // threads if fits else 0
 
     rows = _row_map(problem.cols, chip, FORWARD_THREADS, slots_of, lambda m: (-m.elements * m.threads, m.elements))
     gamma = f"{'ZeroCentered' if problem.zero_centered else 'Plain'}<{problem.gamma}>"

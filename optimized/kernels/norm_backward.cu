@@ -51,8 +51,8 @@ __global__ __launch_bounds__(Threads, 1) void norm_backward(const __grid_constan
       }
     scope.sum(sums);
     rows.refill(slots);
-    const float scale = r * a.inverse_cols;
-    const float projection = scale * (r * sums[0]), mean = Norm::kCentered ? scale * sums[kSums - 1] : 0.f;  // times r
+    const float projection = r * sums[0] * a.inverse_cols;
+    const float mean = Norm::kCentered ? sums[kSums - 1] * a.inverse_cols : 0.f;
 
 #pragma unroll
     for (int v = 0; v < V; ++v)
@@ -62,7 +62,7 @@ __global__ __launch_bounds__(Threads, 1) void norm_backward(const __grid_constan
 #pragma unroll
         for (int i = 0; i < N; ++i) {
           const float normal = (x[i] - mu) * r;
-          dx[i] = fmaf(dz[i] * g[i], r, fmaf(-normal, projection, -mean));
+          dx[i] = r * fmaf(-normal, projection, fmaf(dz[i], g[i], -mean));
           sums_down[0][v][i] = fmaf(dz[i], normal, sums_down[0][v][i]);
           if (Norm::kCentered) sums_down[kSums - 1][v][i] += dz[i];
         }
