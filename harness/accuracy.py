@@ -74,8 +74,11 @@ class Measure:
                         constant=least[4] == most[5] and least[6] != most[7])
 
     def _unit_and_ulp(self, unit: Tensor) -> tuple[Tensor, Tensor]:
-        """Units, none of them 0, and the distance between neighbours of the output dtype at each."""
+        """Units, and the distance between neighbours of the output dtype at each.
+
+        None is under the smallest normal float32: below it float32 arithmetic has no relative precision.
+        """
         smallest = self._limits.tiny * self._limits.eps
-        unit = unit.nan_to_num(nan=0.0, posinf=0.0).clamp(min=smallest)
+        unit = unit.nan_to_num(nan=0.0, posinf=0.0).clamp(min=torch.finfo(torch.float32).tiny)
         exponent = torch.frexp(unit).exponent - 1
         return unit, (torch.exp2(exponent.double()) * self._limits.eps).clamp(min=smallest)

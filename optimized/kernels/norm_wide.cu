@@ -6,11 +6,15 @@
 
 constexpr int kThreads = 512;
 
-// Sum over the row of term(vector index), in every thread.
+// Sum over the row of term(vector index), the sum of a vector, in every thread.
 template <class Scope, class Term>
 __device__ __forceinline__ float walk(Scope& scope, int vectors, Term term) {
-  float sum[1] = {0.f};
-  for (int v = threadIdx.x; v < vectors; v += kThreads) sum[0] = term(v, sum[0]);
+  float chains[4] = {};  // a quarter of the additions each: less error and latency
+  for (int first = threadIdx.x; first < vectors; first += 4 * kThreads)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (first + i * kThreads < vectors) chains[i] += term(first + i * kThreads);
+  float sum[1] = {(chains[0] + chains[1]) + (chains[2] + chains[3])};
   scope.sum(sum);
   return sum[0];
 }
@@ -27,7 +31,8 @@ __global__ __launch_bounds__(kThreads, 1) void norm_forward_wide(const __grid_co
   for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const X* const x = static_cast<const X*>(a.x) + row * a.x_pitch;
     const auto sum = [&](float mu, auto term) {
-      return walk(scope, vectors, [&](int v, float s) {
+      return walk(scope, vectors, [&](int v) {
+        float s = 0.f;
         for (const float value : widen(load<X, N>(x, i64(v) * N)).lane) s = term(value - mu, s);
         return s;
       });
@@ -74,7 +79,8 @@ __global__ __launch_bounds__(kThreads, 1) void norm_backward_wide(const __grid_c
   for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const float r = a.rsigma[row], mu = Norm::kCentered ? a.mu[row] : 0.f;
     const auto mean_of = [&](auto term) {
-      return a.inverse_cols * walk(scope, vectors, [&](int v, float s) {
+      return a.inverse_cols * walk(scope, vectors, [&](int v) {
+        float s = 0.f;
         const Floats<N> x = x_at(row, v), dz = dz_at(row, v), g = gain(v);
 #pragma unroll
         for (int i = 0; i < N; ++i) s = term(dz[i] * (g[i] + a.gamma_offset), (x[i] - mu) * r, s);
