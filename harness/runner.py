@@ -57,7 +57,7 @@ class Run:
             {
                 "hash": common["environment"],
                 "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "command": shlex.join(["python", "-m", "harness", *sys.argv[1:]]),
+                "command": asked(sys.argv[1:]),
                 "environment": environment,
                 "ceilings": ceilings.to_dict() if ceilings else None,
                 "clocks": clocks(),
@@ -126,6 +126,15 @@ class Run:
         words = [word for word in sys.argv[1:] if word != "--resume"]
         out = [] if self.options.out else ["--out", where]
         return shlex.join(["python", "-m", "harness", *words, *out, "--resume"])
+
+
+def asked(words: list[str]) -> str:
+    """The command line of a run, without the folder that its rows go to: that is the machine's affair."""
+    kept = [
+        word for i, word in enumerate(words)
+        if not word.startswith("--out") and not (i and words[i - 1] == "--out")
+    ]
+    return shlex.join(["python", "-m", "harness", *kept])
 
 
 @contextmanager

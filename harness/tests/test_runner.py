@@ -197,3 +197,10 @@ def test_real_gpu_run(tmp_path):
     assert 5 < ours["percent_of_limit"] <= 105
     assert ours["kernel"]["registers"] and ours["host_us"] and ours["cold_us"]["n"] >= 30
     assert ours["rotation"]["inputs"] > 1 and ours["rotation"]["calls"] >= 64
+
+
+@pytest.mark.parametrize(
+    "words", (["bench", "--out", "/x/y", "-k", "a b"], ["bench", "--out=/x/y", "-k", "a b"], ["bench", "-k", "a b"])
+)
+def test_a_record_does_not_say_where_its_rows_went(words):
+    assert runner.asked(words) == "python -m harness bench -k 'a b'"
