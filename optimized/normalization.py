@@ -1,9 +1,10 @@
 """LayerNorm and RMSNorm, forward and backward: the twins of reference.normalization.
 
 Every call is one launch. Forward reads x and writes y once; backward reads dz, x (and add) and writes dx once, and
-adds up dgamma and dbeta in the same launch, in a fixed order. Rows up to 128 Ki columns of 16-bit types stay on the
-chip between their passes on Hopper, up to 16 Ki elsewhere; wider ones are read again from the L2 cache. Any
-compute capability from 8.0. A tensor whose rows do not lie at one distance from each other is copied first.
+adds up dgamma and dbeta in the same launch, in a fixed order. Rows that neither registers nor shared memory hold are
+read again through the L2 cache: on Hopper those wider than 196,608 columns forward and 64,000 backward (more where
+the dtypes allow), elsewhere 24,576 and 8,192. Any compute capability from 8.0. A tensor whose rows are not dense or do
+not lie at one distance from each other, and a weight and bias of different dtypes, are copied first.
 """
 
 import inspect
@@ -201,8 +202,8 @@ def _backward_problem(function, dz, x, add, gamma) -> Problem:
     norm = {"layernorm_bwd": "LayerNorm", "rmsnorm_bwd": "RmsNorm", "rmsnorm_bwd_add": "RmsNormAdd"}[function]
     cols, rowwise = x.shape[-1], [t for t in (x, dz, add) if t is not None]
     vector = _vector(cols, rowwise, [gamma])
-    return Problem(norm, x.shape[:-1].numel(), cols, _type(x), _type(gamma), _type(dz), add if add is None else _type(add),
-                   vector, _bulk(cols, rowwise, gamma))
+    return Problem(norm, x.shape[:-1].numel(), cols, _type(x), _type(gamma), _type(dz),
+                   None if add is None else _type(add), vector, _bulk(cols, rowwise, gamma))
 
 
 def _type(t: Tensor) -> str:

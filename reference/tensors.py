@@ -1,4 +1,7 @@
-"""Tensors as arguments: what each function accepts. An error names function and argument, what was given and what is allowed."""
+"""Tensors as arguments: what each function accepts.
+
+An error names function and argument, what was given and what is allowed.
+"""
 
 import math
 
