@@ -133,9 +133,11 @@ class _told:
 def _trial(case: Case, call: Call, run: Run, allocator, record: _Record) -> dict[str, dict[str, float]]:
     names = family_of(case.function).outputs
     before, exact = Inputs(call), _reference(case, call)
-    ones, ones_guard = _poisoned(run, call, allocator, 0xFF)
-    zeros, zeros_guard = _poisoned(run, call, allocator, 0x00)
-    record.demand("inputs_unchanged", before.unchanged(), "an input was changed")
+    runs = []
+    for value in (0xFF, 0x00):  # inputs after each: the second run may put back what the first has changed
+        runs.append(_poisoned(run, call, allocator, value))
+        record.demand("inputs_unchanged", before.unchanged(), "an input was changed")
+    (ones, ones_guard), (zeros, zeros_guard) = runs
     del before
     _same_form(names, ones, exact)
     _same_form(names, zeros, exact)
@@ -177,13 +179,18 @@ def _tuple(results) -> tuple:
 
 
 def _same_form(names, results: tuple, exact: tuple) -> None:
-    """As many results as the reference has, None where it has None, with its shapes, dtypes and device."""
+    """As many results as the reference has, None where it has None, with its shapes, dtypes and device; dense,
+    and without an autograd graph."""
     if len(results) != len(exact):
         raise _Wrong(f"{len(results)} results instead of {len(exact)}")
     for name, found, wanted in zip(names, results, exact):
-        forms = [None if t is None else (tuple(t.shape), t.dtype, t.device) for t in (found, wanted)]
+        forms = [(tuple(t.shape), t.dtype, t.device) if isinstance(t, Tensor) else t for t in (found, wanted)]
         if forms[0] != forms[1]:
             raise _Wrong(f"{name}: {forms[0]} instead of {forms[1]}")
+        if found is not None and not found.is_contiguous():
+            raise _Wrong(f"{name}: strides {found.stride()} are not those of a contiguous tensor")
+        if found is not None and found.requires_grad:
+            raise _Wrong(f"{name}: carries an autograd graph")
 
 
 def _judge(case: Case, call: Call, results: tuple, exact: tuple) -> dict[str, dict[str, float]]:

@@ -1,6 +1,7 @@
 """Named lists of cases, and the filters that pick from them."""
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable
 
@@ -20,6 +21,8 @@ _EDGE_HIDDEN = (1, 2, 3, 7, 31, 33, 63, 100, 127, 129, 255, 1000, 1023, 1025, 40
                 20480, 33000, 65536, 70000, 131072, 200000, 300000)
 _EDGE_ROWS = (1, 7, 33, 130, 1025)
 _EDGE_ELEMENTS = 1 << 21
+MAX_ELEMENTS = 1 << 60
+"""Of a shape: PyTorch counts the bytes of a tensor in 63 bits."""
 
 
 def smoke() -> list[Case]:
@@ -95,11 +98,15 @@ def select(cases: Iterable[Case], *, function=None, dtype=None, recipe=None, sha
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """(4096, 8192) from "4096,8192" or "4096x8192"; ValueError unless all are counts and H is at least 1."""
+    """(4096, 8192) from "4096,8192" or "4096x8192"; ValueError unless all are counts, H is at least
+    1, and a tensor can have that many elements."""
     parts = [part.strip() for part in re.split("[,x]", text)]
     if not all(part.isascii() and part.isdigit() for part in parts) or int(parts[-1]) < 1:
         raise ValueError(f"shape {text!r} is not of the form 4096x8192, with a hidden size of at least 1")
-    return tuple(map(int, parts))
+    shape = tuple(map(int, parts))
+    if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
+        raise ValueError(f"shape {text!r} has more elements than a tensor can have")
+    return shape
 
 
 def _names(kind: str, given, all_names) -> list[str]:
@@ -135,7 +142,7 @@ def _edge_dtypes() -> Iterable[Case]:
 
 
 def _edge_options() -> Iterable[Case]:
-    """Layouts, zero-centered gamma, no bias, a margin of SMs."""
+    """Layouts, zero-centered gamma, no bias, a margin of SMs, an eps that outweighs rounding."""
     for function in _FUNCTIONS:
         for layout in ("strided", "offset", "expanded", "transposed"):
             yield Case(function, (65, 1024), options=(("layout", layout),))
@@ -146,6 +153,8 @@ def _edge_options() -> Iterable[Case]:
         yield Case(function, (513, 1024), options=(("sm_margin", 16),))
     for hidden in (1024, 31):
         yield Case("layernorm_fwd", (33, hidden), options=(("bias", False),))
+    for function in _FUNCTIONS[:2]:
+        yield Case(function, (65, 1024), options=(("eps", 0.25),))
 
 
 def _edge_ranks() -> Iterable[Case]:

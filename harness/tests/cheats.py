@@ -78,6 +78,27 @@ def mutates_an_input(call):
     return results
 
 
+class MutatesAndRestores:
+    """Leaves an input changed after one run, and puts it back in the next."""
+
+    def __init__(self):
+        self.saved = None
+
+    def __call__(self, call):
+        x = call.args[0]
+        if self.saved is not None:
+            x.copy_(self.saved)
+        results = given(right(call))
+        self.saved = x.clone() if self.saved is None else None
+        if self.saved is not None:
+            x.zero_()
+        return results
+
+
+def knows_the_usual_eps(call):
+    return given(reference.rmsnorm_fwd(*call.args[:2], 1e-5, **call.kwargs))
+
+
 def writes_beyond_the_end(call):
     results = given(right(call))
     results[0].as_strided((1,), (1,), results[0].storage_offset() + results[0].numel()).fill_(1)
@@ -165,6 +186,20 @@ def returns_another_dtype(call):
     return given((y.float(), none, rsigma))
 
 
+def returns_another_layout(call):
+    y, none, rsigma = right(call)
+    return allocate(y.mT.contiguous()).mT.copy_(y), none, given((rsigma,))[0]
+
+
+def carries_a_graph(call):
+    y, none, rsigma = given(right(call))
+    return y.requires_grad_(), none, rsigma
+
+
+def returns_no_tensor(call):
+    return right(call)[0].tolist(), None, None
+
+
 def returns_too_few(call):
     return given(right(call)[:2])
 
@@ -179,6 +214,7 @@ CHEATS = {
     skips_the_tail: "y: 320 of 6464 bytes were never written",
     zeroes_the_tail: "y: error max",
     mutates_an_input: "an input was changed",
+    MutatesAndRestores: "an input was changed",
     writes_beyond_the_end: "memory beside an output or workspace was overwritten",
     writes_before_the_start: "memory beside an output or workspace was overwritten",
     overruns_a_workspace: "memory beside an output or workspace was overwritten",
@@ -192,6 +228,9 @@ CHEATS = {
     flushes_subnormals: "(subnormals)",
     is_constant: "y: constant",
     returns_another_dtype: "y: ((32, 101), torch.float32, ",
+    returns_another_layout: "y: strides (1, 32) are not those of a contiguous tensor",
+    carries_a_graph: "y: carries an autograd graph",
+    returns_no_tensor: " instead of ((32, 101), torch.bfloat16, ",
     returns_too_few: "2 results instead of 3",
     keeps_its_own_memory: "y: not allocated through the hook",
 }

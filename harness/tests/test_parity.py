@@ -65,6 +65,17 @@ def test_zero_centering_left_out_fails():
     assert not parity.check(case, lambda call: reference.rmsnorm_fwd(*call.args), "cpu").ok
 
 
+def test_eps_left_out_fails():
+    case = next(case for case in edge() if case.function == CASE.function and case.option("eps"))
+    verdict = parity.check(case, cheats.knows_the_usual_eps, "cpu", allocator=cheats.allocator)
+    assert "error max" in verdict.reason
+
+
+@pytest.mark.parametrize("function", ["layernorm_fwd", "rmsnorm_fwd"])
+def test_edge_has_an_eps_that_shows(function):
+    assert any(case.option("eps", 1e-5) >= 0.1 for case in edge() if case.function == function)
+
+
 def test_strides_ignored_fails():
     case = Case("rmsnorm_bwd", (8, 64), options=(("layout", "strided"),))
 
