@@ -7,10 +7,12 @@ environment.json  {"runs": [{hash, started, command, environment, ceilings}, ...
 import json
 import os
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from harness import rows
+from harness.ceilings import Ceilings
 from harness.environment import ROOT
 
 RUNS = ROOT / "runs"
@@ -20,22 +22,23 @@ LATEST = RUNS / "latest"
 class RunFolder:
     """Opens `path` for writing, or makes runs/<timestamp>/ and lets runs/latest point at it.
 
-    Raises `rows.RowsError`, in one sentence, for a folder that cannot be written, and for one that holds rows
-    already when `resume` is not set.
+    With `resume` and no `path`, runs/latest goes on, if there is one. Raises `rows.RowsError`, in one sentence,
+    for a folder that cannot be written, and for one that holds rows already when `resume` is not set.
     """
 
     def __init__(self, path: Path | None, resume: bool = False):
-        self.path = Path(path) if path else (LATEST.resolve() if resume else _fresh())
-        if (self.path / "rows.jsonl").exists() and not resume:
-            raise rows.RowsError(
-                f"{self.path} holds rows already; add --resume to continue them, or take another --out"
-            )
+        again = resume and LATEST.exists()
+        self.path = Path(path) if path else (LATEST.resolve() if again else _fresh())
+        self.rows_path = self.path / "rows.jsonl"
         try:
+            if self.rows_path.exists() and not resume:
+                raise rows.RowsError(
+                    f"{self.path} holds rows already; add --resume to continue them, or take another --out"
+                )
             self.path.mkdir(parents=True, exist_ok=True)
-            self.rows_path = self.path / "rows.jsonl"
             self.known = rows.read(self.rows_path) if self.rows_path.exists() else []
             self._writer = rows.Writer(self.rows_path)
-            if not path and not resume:
+            if not path and not again:
                 _point_latest(self.path)
         except OSError as error:
             raise rows.RowsError(f"cannot write {self.path}: {error.strerror}") from None
@@ -69,11 +72,14 @@ class RunFolder:
 def describe(path: Path) -> list[dict[str, Any]]:
     """The entries of a folder's environment.json, oldest first; none where there is no such file."""
     try:
-        return json.loads((Path(path) / "environment.json").read_text())["runs"]
+        runs = json.loads((Path(path) / "environment.json").read_text())["runs"]
+        if isinstance(runs, list) and all(map(_is_entry, runs)):
+            return runs
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError):
-        raise rows.RowsError(f"{path}/environment.json cannot be read as an environment record") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise rows.RowsError(f"{path}/environment.json cannot be read as an environment record")
 
 
 def shown(path: Path) -> str:
@@ -82,12 +88,38 @@ def shown(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
+def _is_entry(entry: Any) -> bool:
+    """Whether an entry of environment.json has what a report reads in it, or lacks it altogether."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("environment", {}), dict):
+        return False
+    environment, ceilings = entry.get("environment", {}), entry.get("ceilings") or {}
+    parts = [environment.get("host", {}), environment.get("git") or {}, ceilings]
+    names = {field.name for field in fields(Ceilings)}
+    return all(isinstance(part, dict) for part in parts) and (not ceilings or (
+        ceilings.keys() == names and all(isinstance(value, (int, float)) for value in ceilings.values())
+    ))
+
+
 def _fresh() -> Path:
+    """A new folder under runs, of this process alone."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return next(path for n in range(1000) if not (path := RUNS / (f"{stamp}-{n}" if n else stamp)).exists())
+    for n in range(1000):
+        path = RUNS / (f"{stamp}-{n}" if n else stamp)
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise rows.RowsError(f"cannot write {path}: {error.strerror}") from None
+    raise rows.RowsError(f"cannot make a new folder under {RUNS}")
 
 
 def _point_latest(path: Path) -> None:
     part = RUNS / f".latest-{os.getpid()}"
     part.symlink_to(path.name)
-    part.replace(LATEST)
+    try:
+        part.replace(LATEST)
+    except OSError as error:
+        part.unlink()
+        raise rows.RowsError(f"cannot make {LATEST} a link to the new run: {error.strerror}") from None

@@ -38,7 +38,11 @@ def write(run: Path | None, out: Path | None) -> int:
     Prints where it is; the exit code is 0. Raises RowsError for a folder without readable rows.
     """
     run = run or folder.LATEST
-    if not run.exists():
+    try:
+        there = run.exists()
+    except OSError as error:
+        raise rows.RowsError(f"cannot read {run}: {error.strerror}") from None
+    if not there:
         raise rows.RowsError(f"{folder.shown(run)} does not exist; `python -m harness bench` makes a run")
     found = rows.read(run / "rows.jsonl")
     target = out or run.resolve()

@@ -22,6 +22,7 @@ STATUSES = (
     "INVALID",
     "SKIPPED",
 )
+KINDS = ("case", "compile")
 FAILURES = ("FAIL_PARITY", "TIMEOUT", "CRASH", "COMPILE_ERROR", "INVALID")
 IDENTITY = (
     "kind",
@@ -71,6 +72,14 @@ FIELDS = {
     "repeat": "the command that repeats this row",
     "environment": "hash of the environment record",
 }
+
+
+_SHAPES = {
+    dict: ("options", "cold_us", "warm_us", "graph_us", "rotation", "parity", "kernel"),
+    str: ("case", "function", "implementation", "shape", "dtype", "recipe", "reason", "gpu", "time", "repeat"),
+    (int, float): ("copy_us", "host_us", "reference_us", "compile_ms", "bytes", "flops", "percent_of_limit"),
+}
+_PARTS = {"cold_us": {"median"}, "warm_us": {"median"}, "graph_us": {"median"}, "parity": {"ok", "errors"}}
 
 
 class RowsError(Exception):
@@ -156,8 +165,21 @@ def _parsed(path: Path, lines: list[str]) -> Iterator[dict[str, Any]]:
         try:
             row = json.loads(line)
             schema = row["schema"]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise RowsError(f"{path}, line {number}: not a result row") from None
         if schema != SCHEMA:
             raise RowsError(f"{path}, line {number}: schema {schema}, this version reads {SCHEMA}")
+        if not _whole(row):
+            raise RowsError(f"{path}, line {number}: a damaged result row")
         yield row
+
+
+def _whole(row: dict[str, Any]) -> bool:
+    """Whether a row has every field, and in each what reports take for granted."""
+    return (
+        FIELDS.keys() <= row.keys()
+        and row["kind"] in KINDS
+        and row["status"] in STATUSES
+        and all(row[name] is None or isinstance(row[name], kind) for kind in _SHAPES for name in _SHAPES[kind])
+        and all(row[name] is None or parts <= row[name].keys() for name, parts in _PARTS.items())
+    )

@@ -63,8 +63,31 @@ def test_torn_last_line_is_ignored_and_cut_off(tmp_path, torn):
 
 def test_foreign_line_is_an_error_that_names_it(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"schema": 1}\nhello\n')
+    Writer(path).write(some())
+    with open(path, "a") as file:
+        file.write("hello\n")
     with pytest.raises(RowsError, match="line 2: not a result row"):
+        read(path)
+    path.write_text("[" * 100_000 + "\n")
+    with pytest.raises(RowsError, match="line 1: not a result row"):
+        read(path)
+
+
+@pytest.mark.parametrize("damage", [
+    {"warm_us": 3}, {"warm_us": {}}, {"parity": "ok"}, {"parity": {"ok": True}}, {"kind": "box"},
+    {"status": "FINE"}, {"case": 5}, {"percent_of_limit": "97"},
+], ids=str)
+def test_damaged_row_is_an_error_that_names_it(tmp_path, damage):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(some()) + "\n" + json.dumps(some() | damage) + "\n")
+    with pytest.raises(RowsError, match="line 2: a damaged result row"):
+        read(path)
+
+
+def test_row_without_a_field_is_an_error(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"schema": 1}\n')
+    with pytest.raises(RowsError, match="line 1: a damaged result row"):
         read(path)
 
 
@@ -112,8 +135,12 @@ def test_environment_entries_accumulate(tmp_path):
     assert describe(tmp_path / "run") == [{"hash": "a"}, {"hash": "b", "clocks": None}]
 
 
-def test_damaged_environment_is_one_sentence(tmp_path):
-    (tmp_path / "environment.json").write_text("{")
+@pytest.mark.parametrize("text", [
+    "{", "[]", '{"runs": 5}', '{"runs": [1]}', '{"runs": [{"environment": 3}]}', '{"runs": [{"ceilings": {"a": 1}}]}',
+    '{"runs": [{"environment": {"host": 3}}]}', '{"runs": ' + "[" * 100_000,
+], ids=lambda text: text[:40])
+def test_damaged_environment_is_one_sentence(tmp_path, text):
+    (tmp_path / "environment.json").write_text(text)
     with pytest.raises(RowsError, match="environment"):
         describe(tmp_path)
 
@@ -122,3 +149,30 @@ def test_file_in_the_place_of_the_folder_is_one_sentence(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(RowsError, match="cannot write"):
         RunFolder(tmp_path / "run")
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """A folder of runs in the place of the project's."""
+    monkeypatch.setattr("harness.folder.RUNS", tmp_path / "runs")
+    monkeypatch.setattr("harness.folder.LATEST", tmp_path / "runs" / "latest")
+    return tmp_path / "runs"
+
+
+def test_resuming_with_no_run_yet_begins_one(runs):
+    first = RunFolder(None, resume=True)
+    first.write(some(seed=1))
+    assert (runs / "latest").is_symlink() and RunFolder(None, resume=True).has(some(seed=1))
+    assert RunFolder(None).path != first.path
+
+
+def test_runs_of_one_second_have_folders_of_their_own(runs, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda *_: "now")
+    assert [RunFolder(None).path.name for _ in range(3)] == ["now", "now-1", "now-2"]
+
+
+def test_folder_in_the_place_of_the_link_is_one_sentence(runs):
+    (runs / "latest").mkdir(parents=True)
+    with pytest.raises(RowsError, match="cannot make .*latest a link"):
+        RunFolder(None)
+    assert not list(runs.glob(".latest*"))
