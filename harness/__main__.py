@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.options import PROFILES, Options, UsageError
+from harness.options import PROFILES, Options, UsageError, checked
 from harness.rows import RowsError
 
 NO_GPU = "No GPU was found: measuring what a CPU can show (references, torch.compile, the compile report)."
@@ -79,7 +79,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
     def split(values: list[str]) -> tuple[str, ...]:
         return tuple(word.strip() for value in values for word in value.split(","))
 
-    return Options(
+    return checked(Options(
         verb=arguments.verb,
         profile=arguments.profile,
         sweep=arguments.sweep,
@@ -94,7 +94,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         out=getattr(arguments, "out", None),
         resume=getattr(arguments, "resume", False),
         budget_s=getattr(arguments, "budget", None),
-    )
+    ))
 
 
 def gpu_present() -> bool:
@@ -180,8 +180,10 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk behind a redirection, a reader that went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush fails once more
+        if not isinstance(error, BrokenPipeError):
+            print(f"harness: {error}", file=sys.stderr)
         return 1
 
 

@@ -19,8 +19,8 @@ def plans(cases: Iterable[Case], chip: Any) -> dict[Case, Any]:
 
     found = {}
     for case in cases:
-        call = FAMILIES[case.function].make(case, "meta", 0)
         try:
+            call = FAMILIES[case.function].make(case, "meta", 0)
             found[case] = plan_of(case.function, *call.args, chip=chip, **call.kwargs)
         except (ValueError, TypeError, NotImplementedError):
             continue

@@ -43,7 +43,7 @@ def _entry(case: Case) -> dict[str, Any]:
 
 def show(options: Options, as_json: bool, out: Console) -> int:
     """Print the cases as JSON or as a table; the exit code is 0."""
-    found = entries(options)
+    found, names = entries(options), ", ".join(implementations(options))
     if as_json:
         print(json.dumps(found, indent=1))
         return 0
@@ -61,6 +61,5 @@ def show(options: Options, as_json: bool, out: Console) -> int:
         table.add_row(one["name"], *(f"{figure:,.1f}" for figure in figures))
     out.print(table)
     minutes, seconds = divmod(round(sum(one["about_s"] for one in found)), 60)
-    names = ", ".join(implementations(options))
     out.print(f"{len(found)} cases of {names}; about {minutes}:{seconds:02} min on an H200")
     return 0

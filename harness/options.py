@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,15 @@ class Options:
     def limits(self) -> Profile:
         """The profile's numbers."""
         return PROFILES[self.profile]
+
+
+def checked(options: Options) -> Options:
+    """The options themselves. Raises UsageError for a number that nothing could be done with."""
+    if options.budget_s is not None and not 0 < options.budget_s < math.inf:
+        raise UsageError(f"--budget {options.budget_s:g} is not a number of seconds above 0")
+    if not -(2**63) <= options.seed < 2**64:
+        raise UsageError(f"--seed {options.seed} does not fit in 64 bits")
+    return options
 
 
 def pick(kind: str, names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:

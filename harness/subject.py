@@ -59,7 +59,8 @@ class Subject:
 def status_of(error: Exception) -> str:
     """The typed status of an exception."""
     name = type(error).__name__
-    if name in ("OutOfMemoryError", "MemoryError") or "out of memory" in str(error):
+    if name in ("OutOfMemoryError", "MemoryError") or any(
+            words in str(error) for words in ("out of memory", "can't allocate memory")):
         return "OOM"
     return "UNSUPPORTED" if isinstance(error, NotImplementedError) else "CRASH"
 

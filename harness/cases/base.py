@@ -11,13 +11,44 @@ from torch import Tensor
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """Short dtype name, as it stands in cases, filters and rows -> dtype."""
 
+LAYOUTS = ("contiguous", "strided", "offset", "expanded", "transposed")
+"""strided: a column slice of a wider tensor. offset: a data pointer aligned to the element only. expanded:
+the leading dimension has stride 0. transposed: the last two dimensions swapped in memory."""
+
 
 def known(kind: str, name: str, names) -> str:
     """`name` if it is among `names`; else a ValueError that says what `kind` of name it is and lists those
     known."""
-    if name not in names:
+    if name not in tuple(names):
         raise ValueError(f"unknown {kind} {name!r}; known: {', '.join(names)}")
     return name
+
+
+def _is_count(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_eps(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+_NAMED = {
+    "gamma_dtype": ("dtype of gamma_dtype", DTYPES), "dz_dtype": ("dtype of dz_dtype", DTYPES),
+    "layout": ("layout", LAYOUTS),
+}
+_FLAG = ("True or False", lambda value: isinstance(value, bool))
+_VALUED = {
+    "zero_centered_gamma": _FLAG, "bias": _FLAG, "eps": ("finite and at least 0", _is_eps),
+    "sm_margin": ("a whole number from 0", _is_count),
+}
+"""Option -> what it may be, in words and as a test."""
+
+
+def _check_option(key: str, value) -> None:
+    if known("option", key, (*_NAMED, *_VALUED)) in _NAMED:
+        known(_NAMED[key][0], value, _NAMED[key][1])
+    elif not _VALUED[key][1](value):
+        raise ValueError(f"option {key} is {value!r}, but must be {_VALUED[key][0]}")
 
 
 @dataclass(frozen=True)
@@ -26,7 +57,7 @@ class Case:
 
     `shape` is that of the input, `(..., H)`. `options` are pairs, kept sorted, so that equal cases compare
     equal: `gamma_dtype`, `dz_dtype` (dtype names; default: `dtype`), `zero_centered_gamma` (bool), `layout`
-    (see `harness.cases.values.LAYOUTS`), `bias` (False: none), `eps`, `sm_margin`.
+    (see LAYOUTS), `bias` (False: none), `eps`, `sm_margin`.
     """
 
     function: str
@@ -38,8 +69,7 @@ class Case:
     def __post_init__(self):
         known("dtype", self.dtype, DTYPES)
         for key, value in self.options:
-            if key.endswith("_dtype"):
-                known(f"dtype of {key}", value, DTYPES)
+            _check_option(key, value)
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "options", tuple(sorted(self.options)))
 

@@ -3,11 +3,7 @@
 import torch
 from torch import Tensor
 
-from harness.cases.base import known
-
-LAYOUTS = ("contiguous", "strided", "offset", "expanded", "transposed")
-"""strided: a column slice of a wider tensor. offset: a data pointer aligned to the element only. expanded:
-the leading dimension has stride 0. transposed: the last two dimensions swapped in memory."""
+from harness.cases.base import LAYOUTS, known
 
 _MARGIN = 8
 _EVERY = 3

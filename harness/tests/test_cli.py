@@ -63,6 +63,16 @@ def test_dry_run_measures_and_writes_nothing(capsys, tmp_path):
         (["-k", "nothing like it"], "no case of sweep 'smoke' passes"),
         (["--case", "rmsnorm_fwd"], "function shape dtype"),
         (["--case", "rmsnorm_fwd 4x8 bf16 gamma_dtype=int8"], "int8"),
+        (["--case", "rmsnorm_fwd 4x8 bf16 gamma_dtype=[1]"], "unknown dtype of gamma_dtype [1]"),
+        (["--case", "rmsnorm_fwd 4x8 bf16 colour=red"], "unknown option 'colour'"),
+        (["--case", "rmsnorm_fwd 4x8 bf16 layout=foo"], "unknown layout 'foo'; known: contiguous, strided"),
+        (["--case", "rmsnorm_fwd 4x8 bf16 eps=-1"], "finite and at least 0"),
+        (["--case", "rmsnorm_fwd 4x8 bf16 sm_margin=1.5"], "a whole number"),
+        (["--case", "rmsnorm_fwd 4x8 bf16 zero_centered_gamma=maybe"], "True or False"),
+        (["--shape", "99999999999999999999,5"], "more elements than a tensor"),
+        (["--budget", "nan"], "above 0"),
+        (["--budget", "-5"], "above 0"),
+        (["--seed", str(2**64)], "64 bits"),
     ],
 )
 def test_wrong_argument_is_one_clear_line(arguments, words, capsys, tmp_path, monkeypatch):
@@ -138,6 +148,27 @@ def test_environment_is_json_with_null_for_what_is_unavailable(capsys):
     assert found["torch"] and {"gpu", "driver", "nvrtc", "cuda_python", "git", "host"} <= found.keys()
     assert 0 not in (found["gpu"] or {}).values()
     assert digest(found) == digest(json.loads(json.dumps(found)))
+
+
+def test_list_names_an_unknown_implementation_before_anything_else(capsys):
+    assert main(["list", "--impl", "zzz"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+@pytest.mark.parametrize("verb", [["list"], ["list", "--json"], ["check", "--case", "rmsnorm_fwd 3x16 bf16"]])
+def test_full_disk_behind_the_output_is_one_line(verb):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "harness", *verb], cwd=ROOT, stdout=full, text=True,
+                              stderr=subprocess.PIPE, timeout=120, env=CPU)
+    assert done.returncode == 1 and done.stderr == "harness: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", [["report"], ["check", "--case", "rmsnorm_fwd 3x16 bf16", "--out"]])
+def test_name_too_long_for_a_folder_is_one_line(arguments, capsys):
+    assert main([*arguments, "x" * 300]) == 1
+    err = capsys.readouterr().err
+    assert "too long" in err and err.count("\n") == 1
 
 
 def test_report_of_nothing_is_one_clear_line(capsys, tmp_path):
