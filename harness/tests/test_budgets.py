@@ -12,6 +12,7 @@ FILE_LINES, FUNCTION_LINES, KERNEL_LINES, REFERENCE_LINES, POSITIONAL = 300, 40,
 PYTHON = files(".py")
 CUDA = files(".cu", ".cuh")
 PTX = [path for path in CUDA if path.parts[-3:-1] == ("device", "ptx")]
+INLINE = r"\b(asm|__asm(__)?)\b"
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -96,7 +97,12 @@ def test_no_star_import(path):
 
 @pytest.mark.parametrize("path", [path for path in CUDA if path not in PTX], ids=str)
 def test_asm_lives_in_ptx_headers(path):
-    assert not re.search(r"\basm\b", uncommented(text(path)))
+    assert not re.search(INLINE, uncommented(text(path)))
+
+
+@pytest.mark.parametrize("spelt", ["asm", "__asm__", "__asm"])
+def test_every_spelling_of_asm_is_found(spelt):
+    assert re.search(INLINE, f'{spelt} volatile("nop;");') and not re.search(INLINE, "plasma(asmall);")
 
 
 @pytest.mark.parametrize("path", PTX, ids=str)

@@ -36,10 +36,13 @@ def test_reference_needs_only_pytorch(path):
 
 @pytest.mark.parametrize("path", files(".py", packages=("reference", "optimized")), ids=str)
 def test_no_import_by_name(path):
-    """An import that the rules above cannot see."""
+    """An import that the rules above cannot see, under its own name or another."""
     called = {
         node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Call)
     }
     assert called.isdisjoint({"import_module", "__import__", "exec", "eval"})
+    assert [name for name in imports(path) if inside(name, ("importlib", "builtins", "runpy", "pkgutil"))] == []
+    assert "sys.modules" not in {ast.unparse(node) for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
+    assert "sys.modules" not in imports(path)
