@@ -87,6 +87,8 @@ class Run:
 
     def _measure(self, common: dict[str, Any], planned: dict, binaries: dict) -> None:
         cases = self.cases if self.on_gpu else self.backend.cases(self.cases)
+        if any(cut not in self.cases for cut in cases):
+            self.reporter.say("Cases are cut to about a million elements each, in fewer rows: this is a CPU.")
         self.left = len(cases)
         self.reporter.start(len(cases))
         for case in cases:

@@ -49,6 +49,14 @@ def run(out, verb="check", names=("reference",), **fields):
     return code, rows.read(out / "rows.jsonl"), text.getvalue()
 
 
+def test_a_shape_that_is_cut_on_a_cpu_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("harness.backend_cpu.ELEMENTS", 8)
+    _, found, text = run(tmp_path / "cut")
+    assert "Cases are cut to" in text and all(row["case"] not in CASES for row in found)
+    monkeypatch.undo()
+    assert "Cases are cut to" not in run(tmp_path / "whole")[2]
+
+
 def test_check_gives_a_row_a_case(tmp_path):
     code, found, text = run(tmp_path / "run")
     assert code == 0
