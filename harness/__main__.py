@@ -13,7 +13,7 @@ from typing import Any
 from harness.options import PROFILES, Options, UsageError, checked
 from harness.rows import RowsError
 
-NO_GPU = "No GPU was found: measuring what a CPU can show (references, torch.compile, the compile report)."
+NO_GPU = "No GPU was found: measuring what one CPU thread can show (references, torch.compile, the compile report)."
 
 
 def parser() -> argparse.ArgumentParser:
@@ -127,6 +127,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return Run(options, partial(Gpu, options.limits), Reporter()).execute()
     from harness.backend_cpu import Cpu, without_gpu
 
+    torch.set_num_threads(1)  # several wait for one another whenever another process takes a core
     return Run(without_gpu(options), Cpu, Reporter()).execute()
 
 

@@ -55,17 +55,20 @@ def rmsnorm_bwd_add(dz, x, add, rsigma, gamma, sm_margin=0, zero_centered_gamma=
 def plan_of(function: str, *args, chip: plans.Chip, **kwargs) -> Plan:
     """The plan that a call of `function` takes on `chip`; tensors may be on any device, "meta" included.
 
-    Errors: those of the call.
+    Errors: those of the call, but for the device.
     """
     given = inspect.signature(globals()[function]).bind(*args, **kwargs)
     given.apply_defaults()
     a = given.arguments
     if function.endswith("_fwd"):
+        tensors.norm_forward(function, **({"bias": None} | a))
         weight, bias = _alike(a["weight"], a.get("bias"))
         problem = _forward_problem(function, _regular(a["input"]), weight, bias, a["zero_centered_gamma"])
         return plans.norm_forward(problem, chip, a["sm_margin"])
-    operands = [None if t is None else _regular(t) for t in (a["dz"], a["x"], a.get("add"))]
-    return plans.norm_backward(_backward_problem(function, *operands, a["gamma"]), chip, a["sm_margin"])
+    operands = [a["dz"], a["x"], a.get("add"), a.get("mu"), a["rsigma"], a["gamma"]]
+    _check_backward(function, operands, a["sm_margin"], a["zero_centered_gamma"])
+    rowwise = [None if t is None else _regular(t) for t in operands[:3]]
+    return plans.norm_backward(_backward_problem(function, *rowwise, a["gamma"]), chip, a["sm_margin"])
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,8 @@ def _forward(function, input, weight, bias, *, eps, quantizer, sm_margin, zero_c
         key = (function, _signature(input), _signature(weight), bias if bias is None else _signature(bias), eps,
                type(eps), quantizer, sm_margin, type(sm_margin), zero_centered_gamma, type(zero_centered_gamma))
         ready = _prepared.get(key)
-    except (AttributeError, TypeError):
-        ready = None  # no tensor, or nothing that hashes: the checks say what is wrong
+    except (AttributeError, TypeError, RuntimeError):
+        ready = None  # no dense tensor, or nothing that hashes: the checks say what is wrong
     if ready is None:
         options = {"eps": eps, "sm_margin": sm_margin, "zero_centered_gamma": zero_centered_gamma}
         tensors.norm_forward(function, input, weight, bias, quantizer=quantizer, **options)
@@ -112,11 +115,12 @@ def _backward(function, operands, sm_margin, zero_centered_gamma):
         key = (function, *[t if t is None else _signature(t) for t in operands], sm_margin, type(sm_margin),
                zero_centered_gamma, type(zero_centered_gamma))
         ready = _prepared.get(key)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):
         ready = None
     dz, x, add, mu, rsigma, gamma = operands
     if ready is None:
         _check_backward(function, operands, sm_margin, zero_centered_gamma)
+        _on_gpu(function, "x", x)
         regular = (*[t if t is None else _regular(t) for t in (dz, x, add)],
                    *[t if t is None else t.contiguous() for t in (mu, rsigma, gamma)])
         if any(a is not b for a, b in zip(operands, regular)):
@@ -175,7 +179,6 @@ def _check_backward(function, operands, sm_margin, zero_centered_gamma):
         function, x, gamma, like_x={"dz": dz} | ({"add": add} if function == "rmsnorm_bwd_add" else {}),
         statistics=({"mu": mu} if function == "layernorm_bwd" else {}) | {"rsigma": rsigma},
         sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
-    _on_gpu(function, "x", x)
 
 
 def _on_gpu(function, name, tensor):

@@ -3,8 +3,6 @@
 An error names function and argument, what was given and what is allowed.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -57,6 +55,9 @@ def _tensors(function, tensors, dtypes):
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             _refuse(TypeError, function, f"{name} is {_kind(tensor)}, but must be a torch.Tensor")
+        if tensor.layout != torch.strided or tensor.is_nested:
+            layout = "nested" if tensor.is_nested else tensor.layout
+            _refuse(TypeError, function, f"{name} is a {layout} tensor, but must be a dense, torch.strided one")
         if tensor.dtype not in dtypes:
             allowed = " or ".join(map(str, dtypes))
             _refuse(TypeError, function, f"{name} is {tensor.dtype}, but must be {allowed}")
@@ -86,8 +87,8 @@ def _hidden(function, name, tensor, vectors):
 def _number(function, eps):
     if isinstance(eps, bool) or not isinstance(eps, (int, float)):
         _refuse(TypeError, function, f"eps is {_kind(eps)}, but must be a float")
-    if not 0 <= eps < math.inf:
-        _refuse(ValueError, function, f"eps is {eps}, but must be finite and at least 0")
+    if not 0 <= eps <= torch.finfo(torch.float32).max:
+        _refuse(ValueError, function, f"eps is {eps}, but must be finite in float32 and at least 0")
 
 
 def _options(function, sm_margin, zero_centered_gamma):

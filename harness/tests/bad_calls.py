@@ -57,6 +57,7 @@ _TENSOR = (
     ("none", _put(None), TypeError, ("NoneType", "Tensor")),
     ("list", lambda tensor: tensor.tolist(), TypeError, ("list", "Tensor")),
     ("elsewhere", _to("meta"), ValueError, ("meta", "device")),
+    ("sparse", lambda tensor: tensor.to_sparse(), TypeError, ("sparse_coo", "strided")),
 )
 _UNSUPPORTED = tuple(
     (str(dtype).removeprefix("torch."), _to(dtype), TypeError, (str(dtype), "float32"))
@@ -101,6 +102,8 @@ _TABLE = {
         ("negative", _put(-1e-5), ValueError, ("-1e-05", "at least 0")),
         ("nan", _put(math.nan), ValueError, ("nan", "finite")),
         ("inf", _put(math.inf), ValueError, ("inf", "finite")),
+        ("beyond-float32", _put(1e39), ValueError, ("1e+39", "float32")),
+        ("beyond-float64", _put(10**400), ValueError, ("000", "float32")),
         ("none", _put(None), TypeError, ("NoneType", "float")),
         ("text", _put("1e-5"), TypeError, ("str", "float")),
         ("bool", _put(True), TypeError, ("bool", "float")),
