@@ -23,10 +23,11 @@ class RunFolder:
     """Opens `path` for writing, or makes runs/<timestamp>/ and lets runs/latest point at it.
 
     With `resume` and no `path`, runs/latest goes on, if there is one. Raises `rows.RowsError`, in one sentence,
-    for a folder that cannot be written, and for one that holds rows already when `resume` is not set.
+    for a folder that cannot be written, and for one that holds rows already when `resume` is not set or when they are
+    those of another verb: a checked row is not a measured one.
     """
 
-    def __init__(self, path: Path | None, resume: bool = False):
+    def __init__(self, path: Path | None, resume: bool = False, verb: str = "bench"):
         again = resume and LATEST.exists()
         self.path = Path(path) if path else (LATEST.resolve() if again else _fresh())
         self.rows_path = self.path / "rows.jsonl"
@@ -37,12 +38,19 @@ class RunFolder:
                 )
             self.path.mkdir(parents=True, exist_ok=True)
             self.known = rows.read(self.rows_path) if self.rows_path.exists() else []
+            self._refuse_another(verb)
             self._writer = rows.Writer(self.rows_path)
             if not path and not again:
                 _point_latest(self.path)
         except OSError as error:
             raise rows.RowsError(f"cannot write {self.path}: {error.strerror}") from None
         self._done = {rows.identity(row) for row in self.known}
+
+    def _refuse_another(self, verb: str) -> None:
+        for entry in describe(self.path):
+            words = str(entry.get("command", "")).split()[3:4]  # python -m harness VERB
+            if words and words != [verb]:
+                raise rows.RowsError(f"{shown(self.path)} holds rows of {words[0]}: {verb} cannot go on with them")
 
     def has(self, row: dict[str, Any]) -> bool:
         """Whether the folder holds a row of the same identity."""

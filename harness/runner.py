@@ -28,7 +28,7 @@ class Run:
         self.options, self.reporter, self.timed = options, reporter, options.verb == "bench"
         self.began = time.monotonic()
         self.cases, self.names = chosen.cases(options), chosen.implementations(options)
-        self.folder = RunFolder(options.out, options.resume)
+        self.folder = RunFolder(options.out, options.resume, options.verb)
         self.backend = make_backend()
         self.on_gpu = self.backend.name == "cuda"
         self.earlier = len(self.folder.known)

@@ -114,6 +114,14 @@ def test_full_folder_needs_resume(tmp_path, capsys):
     assert "--resume" in capsys.readouterr().err
 
 
+def test_a_checked_row_does_not_pass_for_a_measured_one(tmp_path, capsys):
+    entry = {"runs": [{"command": "python -m harness check --seed 0"}]}
+    (tmp_path / "environment.json").write_text(json.dumps(entry))
+    rows.Writer(tmp_path / "rows.jsonl").write(rows.row(status="OK"))
+    assert main(["bench", "--case", "rmsnorm_fwd 3x16 bf16", "--out", str(tmp_path), "--resume"]) == 1
+    assert "holds rows of check: bench cannot go on" in capsys.readouterr().err
+
+
 def test_bench_says_at_once_that_there_is_no_gpu():
     command = [sys.executable, "-m", "harness", "check", "--case", "rmsnorm_fwd 3x16 bf16", "--dtype", "nope"]
     began = time.monotonic()
