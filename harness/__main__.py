@@ -172,7 +172,9 @@ def main(argv: list[str] | None = None) -> int:
         "env": _env,
     }
     try:
-        return verbs[arguments.verb]()
+        code = verbs[arguments.verb]()
+        sys.stdout.flush()  # a full disk shows here, not when the interpreter ends
+        return code
     except UsageError as error:
         print(f"harness: {error}", file=sys.stderr)
         return 2
