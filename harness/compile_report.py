@@ -10,21 +10,19 @@ from harness.subject import first_line
 Request = tuple[str, str]  # (source, kernel), as optimized.jit.build takes it
 
 
-def plans(cases: Iterable[Case], chip: Any) -> dict[Case, Any]:
-    """The plan that a call of each case takes on `chip`. Needs no GPU: inputs are meta tensors.
-
-    A case that no plan exists for is left out; its run says why.
-    """
+def plans(cases: Iterable[Case], chip: Any) -> tuple[dict[Case, Any], dict[Case, str]]:
+    """The plan that a call of each case takes on `chip`, and why the other cases have none. Needs no GPU:
+    inputs are meta tensors."""
     from optimized.normalization import plan_of
 
-    found = {}
+    found, refused = {}, {}
     for case in cases:
         try:
             call = FAMILIES[case.function].make(case, "meta", 0)
             found[case] = plan_of(case.function, *call.args, chip=chip, **call.kwargs)
-        except (ValueError, TypeError, NotImplementedError):
-            continue
-    return found
+        except (ValueError, TypeError, NotImplementedError) as error:
+            refused[case] = first_line(error)
+    return found, refused
 
 
 def request(plan: Any) -> Request:
@@ -102,3 +100,24 @@ def compile_rows(
             **common,
         )
     return list(found.values())
+
+
+def refused_rows(refused: dict[Case, str], **common: Any) -> list[dict[str, Any]]:
+    """One row of kind "compile" for each case that no kernel is planned for."""
+    return [
+        rows.row(
+            kind="compile",
+            function=case.function,
+            implementation="optimized",
+            dtype=case.dtype,
+            recipe=case.recipe,
+            options={},
+            case=case.name,
+            status="COMPILE_ERROR",
+            reason=reason,
+            kernel={},
+            repeat=f'python -m harness bench --dry-run --case "{case.name}"',
+            **common,
+        )
+        for case, reason in refused.items()
+    ]

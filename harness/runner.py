@@ -73,14 +73,18 @@ class Run:
         if not ("optimized" in self.names if self.on_gpu else self.timed):
             return {}, {}
         began, chip = time.monotonic(), self.backend.chip()
-        planned = compile_report.plans(self.cases, chip)
+        planned, refused = compile_report.plans(self.cases, chip)
         binaries = compile_report.compile_all(map(compile_report.request, planned.values()), chip.arch)
         hits = sum(not isinstance(binary, str) and binary.cache_hit for binary in binaries.values())
         self.reporter.say(
             f"{len(binaries)} kernels for {chip.arch} in {time.monotonic() - began:.1f} s, {hits} cached"
         )
-        if not self.on_gpu:
-            for row in compile_report.compile_rows(planned, binaries, device="cpu", **common):
+        if not self.on_gpu:  # on a GPU the run of a case says why it has no kernel
+            common = {"device": "cpu"} | common
+            for row in (
+                *compile_report.compile_rows(planned, binaries, **common),
+                *compile_report.refused_rows(refused, **common),
+            ):
                 if not self.folder.has(row):
                     self.folder.write(row)
         return planned, binaries

@@ -1,10 +1,12 @@
 """The compile report, with a compiler that does as told."""
 
+import io
 from dataclasses import dataclass
 
 import pytest
+from rich.console import Console
 
-from harness import compile_report, rows
+from harness import compile_report, rows, table
 from harness.cases import Case
 
 CASES = [
@@ -79,13 +81,20 @@ def test_rows_say_what_the_compiler_said():
 def test_plans_need_no_gpu(case):
     from optimized.plan import H200
 
-    planned = compile_report.plans([case], H200)[case]
+    planned = compile_report.plans([case], H200)[0][case]
     assert planned.kernel and planned.block
 
 
-def test_case_that_has_no_plan_is_left_to_its_run(monkeypatch):
+def test_case_that_has_no_plan_says_why(monkeypatch):
     def refuse(function, *args, **kwargs):
         raise ValueError("rmsnorm_fwd: no such width")
 
     monkeypatch.setattr("optimized.normalization.plan_of", refuse)
-    assert compile_report.plans(CASES, None) == {}
+    planned, refused = compile_report.plans(CASES, None)
+    assert planned == {} and set(refused.values()) == {"ValueError: rmsnorm_fwd: no such width"}
+    made = compile_report.refused_rows(refused, device="cpu", seed=0, environment="e")
+    assert [row["case"] for row in made] == [case.name for case in CASES]
+    assert {row["status"] for row in made} == {"COMPILE_ERROR"}
+    console = Console(file=io.StringIO(), width=120)
+    table.show(console, made)
+    assert "no such width" in console.file.getvalue()
