@@ -83,20 +83,14 @@ def compile_rows(
             continue
         binary = binaries[one]
         failed = isinstance(binary, str)
-        found[one] = rows.row(
-            kind="compile",
-            function=case.function,
-            implementation="optimized",
-            dtype=case.dtype,
-            recipe=case.recipe,
-            options={},
+        found[one] = _row(
+            case,
             case=plan.kernel,
             status="COMPILE_ERROR" if failed else "OK",
             reason=binary if failed else "",
             compile_ms=None if failed else binary.compile_ms,
             cache_hit=None if failed else binary.cache_hit,
             kernel=kernel_field(plan, binary),
-            repeat=f'python -m harness bench --dry-run --case "{case.name}"',
             **common,
         )
     return list(found.values())
@@ -105,19 +99,19 @@ def compile_rows(
 def refused_rows(refused: dict[Case, str], **common: Any) -> list[dict[str, Any]]:
     """One row of kind "compile" for each case that no kernel is planned for."""
     return [
-        rows.row(
-            kind="compile",
-            function=case.function,
-            implementation="optimized",
-            dtype=case.dtype,
-            recipe=case.recipe,
-            options={},
-            case=case.name,
-            status="COMPILE_ERROR",
-            reason=reason,
-            kernel={},
-            repeat=f'python -m harness bench --dry-run --case "{case.name}"',
-            **common,
-        )
+        _row(case, case=case.name, status="COMPILE_ERROR", reason=reason, kernel={}, **common)
         for case, reason in refused.items()
     ]
+
+
+def _row(of: Case, /, **fields: Any) -> dict[str, Any]:
+    return rows.row(
+        kind="compile",
+        function=of.function,
+        implementation="optimized",
+        dtype=of.dtype,
+        recipe=of.recipe,
+        options={},
+        repeat=f'python -m harness bench --dry-run --case "{of.name}"',
+        **fields,
+    )
