@@ -90,6 +90,16 @@ class Launch:
         self(*pointers)
 
 
+_untraced: dict = {}
+
+
+def untraced(function):
+    """`function` as torch.compile leaves it alone. Looked up while tracing, so that nobody else loads the tracer."""
+    if function not in _untraced:
+        _untraced[function] = torch.compiler.disable(function)
+    return _untraced[function]
+
+
 @functools.cache
 def chip(device: torch.device) -> Chip:
     """The GPU as plans see it. Clusters are counted with the most shared memory a CTA can have."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from optimized import plan as plans
-from optimized.launch import Launch, allocate, chip
+from optimized.launch import Launch, allocate, chip, untraced
 from optimized.plan import TYPES, Plan, Problem
 from reference import tensors
 
@@ -84,6 +84,9 @@ class _Ready:
 
 
 def _forward(function, input, weight, bias, *, eps, quantizer, sm_margin, zero_centered_gamma):
+    if torch.compiler.is_dynamo_compiling():
+        return untraced(_forward)(function, input, weight, bias, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
+                                  zero_centered_gamma=zero_centered_gamma)
     try:
         key = (function, _signature(input), _signature(weight), bias if bias is None else _signature(bias), eps,
                type(eps), quantizer, sm_margin, type(sm_margin), zero_centered_gamma, type(zero_centered_gamma))
@@ -111,6 +114,8 @@ def _forward(function, input, weight, bias, *, eps, quantizer, sm_margin, zero_c
 
 
 def _backward(function, operands, sm_margin, zero_centered_gamma):
+    if torch.compiler.is_dynamo_compiling():
+        return untraced(_backward)(function, operands, sm_margin, zero_centered_gamma)
     try:
         key = (function, *[t if t is None else _signature(t) for t in operands], sm_margin, type(sm_margin),
                zero_centered_gamma, type(zero_centered_gamma))

@@ -12,7 +12,7 @@ import reference
 from harness.guards import Guarded, poison
 from harness.implementations import IMPLEMENTATIONS
 from harness.tests.gpu import DEVICE, FUNCTIONS, assert_right, case_of, made, run, same
-from optimized import launch
+from optimized import launch, normalization
 from optimized.launch import Launch, allocate, allocator
 from optimized.plan import H200, Plan
 
@@ -197,6 +197,29 @@ def test_several_threads_on_their_own_streams():
 
     with ThreadPoolExecutor(len(inputs)) as pool:
         assert all(pool.map(work, range(len(inputs))))
+
+
+@pytest.mark.filterwarnings("error")
+def test_torch_compile_does_not_trace_into_a_call(monkeypatch):
+    """Traced, numpy's scalars would become arrays, and a prepared launch many small graphs."""
+    launched = []
+    monkeypatch.setattr(normalization, "_prepared", {})
+    monkeypatch.setattr(normalization, "_on_gpu", lambda *_: None)
+    monkeypatch.setattr(normalization, "chip", lambda _: H200)
+    monkeypatch.setattr(normalization, "Launch", lambda plan, device, pointers, scalars: (
+        lambda *pointers: launched.append([type(scalar) for scalar in scalars])))
+
+    def block(x, gamma):
+        y, _, rsigma = optimized.rmsnorm_fwd(x * 2, gamma, EPS)
+        dx, _ = optimized.rmsnorm_bwd(y, x, rsigma, gamma)
+        return dx.relu() + 1
+
+    torch.compiler.reset()
+    compiled = torch.compile(block, backend="eager")
+    for shape in ((64, 512), (96, 512), (64, 512)):
+        assert compiled(torch.ones(shape), torch.ones(512)).shape == shape
+    kinds = {numpy.int64, numpy.int32, numpy.float32}
+    assert len(launched) == 6 and all(kinds >= set(scalars) for scalars in launched)
 
 
 @gpu
