@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
 STATUSES = (
     "OK",
     "FAIL_PARITY",
@@ -50,12 +50,14 @@ FIELDS = {
     "status": "one of STATUSES",
     "reason": "why the status is not OK",
     "cold_us": "L2 flushed by reading before each call",
-    "warm_us": "the same input again and again",
+    "warm_us": "the same input again and again; below 20 µs several calls a sample",
     "graph_us": "a CUDA graph of calls rotating over inputs; each column {median, p20, p80, min, ci_low, "
     "ci_high, n, dropped}",
+    "replicates": "column -> the medians of its replicates, in the order measured",
     "copy_us": "graph median of a plain copy of the same bytes in this run",
     "host_us": "host cost of one call",
     "reference_us": "graph (on a CPU: warm) median of the reference in this run",
+    "speedup": "{median, ci_low, ci_high} of the reference's time over this one, replicate by replicate",
     "rotation": "{inputs, calls, bytes} of the graph column",
     "compile_ms": "NVRTC time of the kernel",
     "cache_hit": "whether the kernel came from the disk cache",
@@ -63,10 +65,14 @@ FIELDS = {
     "read_bytes": "read alone",
     "written_bytes": "written",
     "flops": "of the formula",
+    "audit": "{read_bytes, written_bytes} counted from the tensors that went in and came out",
     "percent_of_limit": "of what the measured ceilings allow, by graph time",
     "parity": "errors against the float64 oracle, and the checks",
     "kernel": "plan and binary of the kernel",
     "gpu": "name of the GPU, or null",
+    "gpu_state": "{sm_mhz, memory_mhz, power_w, temperature_c, reasons} while the case ran, each null where "
+    "the driver does not say",
+    "seconds": "stage of this row -> seconds that it took",
     "device": '"cuda" or "cpu"',
     "time": "UTC, ISO 8601",
     "repeat": "the command that repeats this row",
@@ -75,7 +81,10 @@ FIELDS = {
 
 
 _SHAPES = {
-    dict: ("options", "cold_us", "warm_us", "graph_us", "rotation", "parity", "kernel"),
+    dict: (
+        "options", "cold_us", "warm_us", "graph_us", "replicates", "speedup", "rotation", "audit", "parity",
+        "kernel", "gpu_state", "seconds",
+    ),
     str: ("case", "function", "implementation", "shape", "dtype", "recipe", "reason", "gpu", "time", "repeat"),
     (int, float): ("copy_us", "host_us", "reference_us", "compile_ms", "bytes", "flops", "percent_of_limit"),
 }

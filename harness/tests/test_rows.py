@@ -50,7 +50,7 @@ def test_json_is_strict(tmp_path):
     assert found["parity"]["errors"]["y"] == {"max": None, "rms": None}
 
 
-@pytest.mark.parametrize("torn", ['{"schema": 1, "ki', "\x00\x00\x00", '{"schema": 1}'])
+@pytest.mark.parametrize("torn", ['{"schema": 2, "ki', "\x00\x00\x00", '{"schema": 2}'])
 def test_torn_last_line_is_ignored_and_cut_off(tmp_path, torn):
     path = tmp_path / "rows.jsonl"
     Writer(path).write(some(seed=1))
@@ -86,7 +86,7 @@ def test_damaged_row_is_an_error_that_names_it(tmp_path, damage):
 
 def test_row_without_a_field_is_an_error(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"schema": 1}\n')
+    path.write_text('{"schema": 2}\n')
     with pytest.raises(RowsError, match="line 1: a damaged result row"):
         read(path)
 
