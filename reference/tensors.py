@@ -1,24 +1,175 @@
-"""Tensors as arguments: what each function accepts.
+"""Quantized tensors, the layout of their scales, and what the functions of the norms accept.
 
-An error names function and argument, what was given and what is allowed.
+A tensor of shape (..., cols) is a matrix of rows = the product of the leading dimensions. Rowwise data has blocks
+along a row; columnwise data has blocks down a column. An orientation that was not asked for is None. All data is
+contiguous. Arrays of block scales are padded with zeros that are never read as data.
 """
+
+import dataclasses
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+from reference import formats
+from reference.arguments import (
+    FLOATS, are_tensors, is_dtype, is_flag, is_integer, is_number, kind, on_one_device, refuse
+)
+
 STATISTICS = (torch.float32,)
+
+
+class QuantizedTensor:
+    """What the three kinds of quantized tensors share: frozen dataclasses of tensors, with `dtype` and `shape`.
+
+    `dtype` is the high-precision dtype that the tensor stands for, `shape` that of the tensor which was quantized.
+    """
+
+    def __post_init__(self):
+        if self.shape is None:
+            object.__setattr__(self, "shape", self._matrix_shape())
+
+    @property
+    def device(self):
+        """Where the data is."""
+        return next(iter(self.tensors().values())).device
+
+    def tensors(self):
+        """The tensors that the fields hold, by name, without those that are None."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in fields.items() if isinstance(value, Tensor)}
+
+    def to(self, device):
+        """The same tensor on `device`; the tensors that are there already are shared, not copied."""
+        return dataclasses.replace(self, **{name: value.to(device) for name, value in self.tensors().items()})
+
+    def dequantize(self, dtype=None):
+        """float32 element · scale_inv, rounded once, to `dtype` or the dtype that the tensor stands for.
+
+        From rowwise data where there is some, else from columnwise data. Shapes: -> `shape`.
+        """
+        matrix = self._values_rowwise() if self.rowwise_data is not None else self._values_columnwise()
+        return matrix.to(dtype or self.dtype).reshape(self.shape)
+
+    def __repr__(self):
+        given = [f"{name}={value.dtype}{list(value.shape)}".replace("torch.", "") for name, value in self.tensors().items()]
+        size = sum(value.numel() * value.element_size() for value in self.tensors().values())
+        parts = [f"shape={tuple(self.shape)}", f"dtype={self.dtype}", *given, f"device={self.device}", f"{size} bytes"]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Float8Tensor(QuantizedTensor):
+    """FP8 with one scale for the whole tensor: value = element · scale_inv.
+
+    columnwise_data is the exact transpose of the rowwise bytes.
+    """
+
+    rowwise_data: Tensor | None  # shape, float8_e4m3fn or float8_e5m2
+    columnwise_data: Tensor | None  # (cols, rows), the same dtype
+    scale_inv: Tensor  # (1,), float32
+    dtype: torch.dtype
+    shape: torch.Size | None = None  # default: rowwise_data's, else (rows, cols) of columnwise_data
+
+    def _matrix_shape(self):
+        return self.rowwise_data.shape if self.rowwise_data is not None else self.columnwise_data.shape[::-1]
+
+    def _values_rowwise(self):
+        return self.rowwise_data.float() * self.scale_inv.float()
+
+    def _values_columnwise(self):
+        return self.columnwise_data.t().float() * self.scale_inv.float()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MXFP8Tensor(QuantizedTensor):
+    """FP8 with an E8M0 scale for each block of 32: value = element · 2^(scale − 127).
+
+    Both orientations were quantized from the high-precision values, and have the layout of the tensor.
+    """
+
+    rowwise_data: Tensor | None  # shape, float8_e4m3fn or float8_e5m2
+    rowwise_scale_inv: Tensor | None  # (⌈rows/128⌉·128, ⌈(cols/32)/4⌉·4), uint8
+    columnwise_data: Tensor | None  # shape, the same dtype
+    columnwise_scale_inv: Tensor | None  # (⌈(rows/32)/4⌉·4, ⌈cols/128⌉·128), uint8
+    dtype: torch.dtype
+    shape: torch.Size | None = None  # default: that of the data
+
+    def _matrix_shape(self):
+        return (self.columnwise_data if self.rowwise_data is None else self.rowwise_data).shape
+
+    def _values_rowwise(self):
+        codes = formats.matrix(self.rowwise_data)
+        scales = formats.decode_e8m0(_unpadded(self.rowwise_scale_inv, codes, formats.MXFP8_BLOCK))
+        return codes.float() * scales.repeat_interleave(formats.MXFP8_BLOCK, 1)
+
+    def _values_columnwise(self):
+        codes = formats.matrix(self.columnwise_data).t()
+        scales = formats.decode_e8m0(_unpadded(self.columnwise_scale_inv.t(), codes, formats.MXFP8_BLOCK))
+        return (codes.float() * scales.repeat_interleave(formats.MXFP8_BLOCK, 1)).t()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NVFP4Tensor(QuantizedTensor):
+    """E2M1 with an E4M3 scale s for each block of 16 and an amax for the tensor: value = element · (s · (1/S_enc)).
+
+    S_enc is formats.nvfp4_encode_scale(amax). Two codes make a byte, the even one in the low nibble. Columnwise data is
+    that of the transposed matrix. A random Hadamard transform is not undone by `dequantize`.
+    """
+
+    rowwise_data: Tensor | None  # (..., cols/2), uint8
+    rowwise_scale_inv: Tensor | None  # (⌈rows/128⌉·128, ⌈(cols/16)/4⌉·4), float8_e4m3fn
+    rowwise_amax: Tensor | None  # (1,), float32
+    columnwise_data: Tensor | None  # (cols, rows/2), uint8
+    columnwise_scale_inv: Tensor | None  # (⌈cols/128⌉·128, ⌈(rows/16)/4⌉·4), float8_e4m3fn
+    columnwise_amax: Tensor | None  # (1,), float32; with a random Hadamard transform that of the transformed matrix
+    dtype: torch.dtype
+    shape: torch.Size | None = None  # default: that of rowwise_data's elements, else (rows, cols) of columnwise_data's
+
+    def _matrix_shape(self):
+        if self.rowwise_data is not None:
+            return torch.Size((*self.rowwise_data.shape[:-1], 2 * self.rowwise_data.shape[-1]))
+        return torch.Size((2 * self.columnwise_data.shape[1], self.columnwise_data.shape[0]))
+
+    def _values_rowwise(self):
+        return _nvfp4_values(formats.matrix(self.rowwise_data), self.rowwise_scale_inv, self.rowwise_amax)
+
+    def _values_columnwise(self):
+        return _nvfp4_values(self.columnwise_data, self.columnwise_scale_inv, self.columnwise_amax).t()
+
+
+def swizzle(scale_inv):
+    """A padded array of block scales in the order in which block-scaled tensor cores read it.
+
+    Each tile of 128 rows × 4 scales becomes 512 consecutive bytes, scale (r, c) of the tile at (r mod 32)·16 +
+    ⌊r/32⌋·4 + c; tiles follow one another in row-major order.
+    Shapes: (128·m, 4·k) -> the same shape, contiguous. MXFP8's columnwise array is given transposed: `scale_inv.t()`.
+    Errors: ValueError for other shapes, TypeError for other dtypes.
+    Source: cuBLAS documentation, "1D Block Scaling Factors Layout".
+    """
+    _are_padded_scales("swizzle", scale_inv)
+    rows, blocks = scale_inv.shape
+    tiles = scale_inv.reshape(rows // 128, 4, 32, blocks // 4, 4)
+    return tiles.permute(0, 3, 2, 1, 4).reshape(rows, blocks)
+
+
+def unswizzle(scale_inv):
+    """The inverse of `swizzle`: same shapes, same errors."""
+    _are_padded_scales("unswizzle", scale_inv)
+    rows, blocks = scale_inv.shape
+    tiles = scale_inv.reshape(rows // 128, blocks // 4, 32, 4, 4)
+    return tiles.permute(0, 3, 2, 1, 4).reshape(rows, blocks)
 
 
 def norm_forward(function, input, weight, bias, *, eps, quantizer, sm_margin, zero_centered_gamma):
     """Refuse what a forward norm does not take: TypeError for types and dtypes, ValueError for the rest."""
     vectors = {"weight": weight} | ({} if bias is None else {"bias": bias})
-    _tensors(function, {"input": input} | vectors, FLOATS)
-    _one_device(function, {"input": input} | vectors)
+    are_tensors(function, {"input": input} | vectors, FLOATS)
+    on_one_device(function, {"input": input} | vectors)
     if quantizer is not None:
-        _refuse(TypeError, function, f"quantizer is {_kind(quantizer)}, but only None is supported: "
+        refuse(TypeError, function, f"quantizer is {kind(quantizer)}, but only None is supported: "
                                      "this version has no quantized output")
-    _number(function, eps)
+    is_number(function, "eps", eps)
     _options(function, sm_margin, zero_centered_gamma)
     _hidden(function, "input", input, vectors)
 
@@ -28,74 +179,52 @@ def norm_backward(function, x, gamma, *, like_x, statistics, sm_margin, zero_cen
 
     `like_x` names the tensors that must have x's shape, `statistics` those that hold one float32 per row.
     """
-    _tensors(function, {"x": x, "gamma": gamma} | like_x, FLOATS)
-    _tensors(function, statistics, STATISTICS)
-    _one_device(function, {"x": x, "gamma": gamma} | like_x | statistics)
+    are_tensors(function, {"x": x, "gamma": gamma} | like_x, FLOATS)
+    are_tensors(function, statistics, STATISTICS)
+    on_one_device(function, {"x": x, "gamma": gamma} | like_x | statistics)
     _options(function, sm_margin, zero_centered_gamma)
     _hidden(function, "x", x, {"gamma": gamma})
     for name, tensor in like_x.items():
         if tensor.shape != x.shape:
-            _refuse(ValueError, function,
+            refuse(ValueError, function,
                     f"{name} has shape {tuple(tensor.shape)}, but must have x's, {tuple(x.shape)}")
     rows = x.shape[:-1].numel()
     for name, tensor in statistics.items():
         if tensor.numel() != rows:
-            _refuse(ValueError, function, f"{name} has {tensor.numel()} elements, but x has {rows} rows")
-
-
-def _refuse(error, function, text):
-    raise error(f"{function}: {text}")
-
-
-def _kind(value):
-    return f"a {type(value).__name__}"
-
-
-def _tensors(function, tensors, dtypes):
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            _refuse(TypeError, function, f"{name} is {_kind(tensor)}, but must be a torch.Tensor")
-        if tensor.layout != torch.strided or tensor.is_nested:
-            layout = "nested" if tensor.is_nested else tensor.layout
-            _refuse(TypeError, function, f"{name} is a {layout} tensor, but must be a dense, torch.strided one")
-        if tensor.dtype not in dtypes:
-            allowed = " or ".join(map(str, dtypes))
-            _refuse(TypeError, function, f"{name} is {tensor.dtype}, but must be {allowed}")
-
-
-def _one_device(function, tensors):
-    (first, model), *rest = tensors.items()
-    for name, tensor in rest:
-        if tensor.device != model.device:
-            _refuse(ValueError, function,
-                    f"{name} is on {tensor.device}, but must be on {first}'s device, {model.device}")
+            refuse(ValueError, function, f"{name} has {tensor.numel()} elements, but x has {rows} rows")
 
 
 def _hidden(function, name, tensor, vectors):
     """`tensor` has rows of at least one element, and each vector has one element for each of them."""
     if tensor.dim() == 0:
-        _refuse(ValueError, function, f"{name} has no dimensions, but needs at least one: (..., H)")
+        refuse(ValueError, function, f"{name} has no dimensions, but needs at least one: (..., H)")
     hidden = tensor.shape[-1]
     if hidden == 0:
-        _refuse(ValueError, function, f"{name} has rows of 0 elements, but needs at least 1")
+        refuse(ValueError, function, f"{name} has rows of 0 elements, but needs at least 1")
     for vector, values in vectors.items():
         if values.numel() != hidden:
-            _refuse(ValueError, function,
+            refuse(ValueError, function,
                     f"{vector} has {values.numel()} elements, but {name} has rows of {hidden}")
 
 
-def _number(function, eps):
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-        _refuse(TypeError, function, f"eps is {_kind(eps)}, but must be a float")
-    if not 0 <= eps <= torch.finfo(torch.float32).max:
-        _refuse(ValueError, function, f"eps is {eps}, but must be finite in float32 and at least 0")
-
-
 def _options(function, sm_margin, zero_centered_gamma):
-    if isinstance(sm_margin, bool) or not isinstance(sm_margin, int):
-        _refuse(TypeError, function, f"sm_margin is {_kind(sm_margin)}, but must be an int")
-    if sm_margin < 0:
-        _refuse(ValueError, function, f"sm_margin is {sm_margin}, but must be at least 0")
-    if not isinstance(zero_centered_gamma, bool):
-        _refuse(TypeError, function,
-                f"zero_centered_gamma is {_kind(zero_centered_gamma)}, but must be a bool")
+    is_integer(function, "sm_margin", sm_margin)
+    is_flag(function, "zero_centered_gamma", zero_centered_gamma)
+
+
+def _are_padded_scales(function, scale_inv):
+    are_tensors(function, {"scale_inv": scale_inv}, (torch.uint8, torch.float8_e4m3fn))
+    if scale_inv.dim() != 2 or scale_inv.shape[0] % 128 or scale_inv.shape[1] % 4:
+        refuse(ValueError, function, f"scale_inv has shape {tuple(scale_inv.shape)}, but must have two dimensions, "
+                                     "multiples of 128 and 4")
+
+
+def _unpadded(scale_inv, codes, block):
+    """The scales of the blocks along the rows of `codes`, without the padding."""
+    return scale_inv[: codes.shape[0], : codes.shape[1] // block]
+
+
+def _nvfp4_values(packed, scale_inv, amax):
+    codes = formats.unpack_e2m1(packed)
+    scales = _unpadded(scale_inv, codes, formats.NVFP4_BLOCK).float() * formats.nvfp4_decode_scale(amax)
+    return formats.decode_e2m1(codes) * scales.repeat_interleave(formats.NVFP4_BLOCK, 1)

@@ -1,0 +1,70 @@
+"""Checks of arguments that several functions share.
+
+An error names function and argument, what was given and what is allowed.
+"""
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def refuse(error, function, text):
+    """Raise `error`, with the name of the function in front of the text."""
+    raise error(f"{function}: {text}")
+
+
+def kind(value):
+    """What a value of a wrong type is called in a message."""
+    return f"a {type(value).__name__}"
+
+
+def are_tensors(function, tensors, dtypes):
+    """TypeError unless each value of the dict is a dense tensor of one of the dtypes."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            refuse(TypeError, function, f"{name} is {kind(tensor)}, but must be a torch.Tensor")
+        if tensor.layout != torch.strided or tensor.is_nested:
+            layout = "nested" if tensor.is_nested else tensor.layout
+            refuse(TypeError, function, f"{name} is a {layout} tensor, but must be a dense, torch.strided one")
+        is_dtype(function, name, tensor.dtype, dtypes)
+
+
+def is_dtype(function, name, dtype, dtypes):
+    """TypeError unless the dtype is one of the dtypes."""
+    if not isinstance(dtype, torch.dtype):
+        refuse(TypeError, function, f"{name} is {kind(dtype)}, but must be a torch.dtype")
+    if dtype not in dtypes:
+        refuse(TypeError, function, f"{name} is {dtype}, but must be {' or '.join(map(str, dtypes))}")
+
+
+def on_one_device(function, tensors):
+    """ValueError unless the tensors of the dict are on the device of the first."""
+    (first, model), *rest = tensors.items()
+    for name, tensor in rest:
+        if tensor.device != model.device:
+            refuse(ValueError, function,
+                   f"{name} is on {tensor.device}, but must be on {first}'s device, {model.device}")
+
+
+def is_number(function, name, value):
+    """TypeError unless the value is a float or an int, ValueError unless float32 holds it and it is at least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        refuse(TypeError, function, f"{name} is {kind(value)}, but must be a float")
+    if not 0 <= value <= torch.finfo(torch.float32).max:
+        refuse(ValueError, function, f"{name} is {value}, but must be finite in float32 and at least 0")
+
+
+def is_integer(function, name, value, *, least=0, below=None):
+    """TypeError unless the value is an int, ValueError unless it is at least `least`, and below `below`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        refuse(TypeError, function, f"{name} is {kind(value)}, but must be an int")
+    if value < least or (below is not None and value >= below):
+        limit = "" if below is None else f" and below {below}"
+        refuse(ValueError, function, f"{name} is {value}, but must be at least {least}{limit}")
+
+
+def is_flag(function, name, value):
+    """TypeError unless the value is True or False."""
+    if not isinstance(value, bool):
+        refuse(TypeError, function, f"{name} is {kind(value)}, but must be a bool")
