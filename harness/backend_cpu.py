@@ -1,5 +1,6 @@
 """Timing on a machine without a GPU: host time of the reference and of torch.compile's version of it."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -54,6 +55,10 @@ class Cpu:
         first = self._first.setdefault(case.function, case) == case
         return [name for name in asked if name != "compiled" or first]
 
+    def free_bytes(self) -> int | None:
+        """Memory of the host that is free now."""
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
     def alive(self) -> bool:
         """A host that runs this answers."""
         return True
@@ -65,6 +70,7 @@ class Cpu:
         for meter, subject in owner.items():
             if subject.ok:
                 subject.fields["warm_us"] = meter.timing().to_dict()
+                subject.samples = {"warm_us": meter.samples}
 
 
 @dataclass
@@ -73,6 +79,7 @@ class _Calls:
 
     device: Cpu
     call: Callable[[], Any]
+    throttled = False  # nothing here tells
 
     def take(self) -> tuple[list[float], int]:
         samples = []

@@ -8,39 +8,50 @@ from typing import Any
 
 import torch
 
-from harness import ceilings, device, guards, parity, rotation, timing
+from harness import ceilings, device, guards, parity, rotation, samples, timing
 from harness.cases import Call, Case, Work, family_of
 from harness.implementations import IMPLEMENTATIONS
 from harness.options import Profile
+from harness.samples import PRECISION
 from harness.subject import Subject
+from harness.telemetry import Telemetry
 
 COLUMNS = ("graph_us", "cold_us", "warm_us")
+HOST_BOUND = 1.5  # x host cost: a function that takes less is not what decides the time of calls one by one
+WARM_UP_S = 0.025  # of a case, before each replicate
 
 
 @dataclass
 class Timed:
-    """A subject with what its columns need. `results` are the outputs of the graph's last call, on `last`."""
+    """A subject with what its columns need. `results` are the outputs of the graph's last call, on `last`;
+    `meters` has for each column a meter a replicate."""
 
     subject: Subject
     last: Call
     calls: list[Callable[[], Any]]
     graph: torch.cuda.CUDAGraph
     results: tuple
-    meters: dict[str, timing.Meter]
+    make: dict[str, Callable[[], timing.Meter]]
+    meters: dict[str, list[timing.Meter]]
 
 
 class Gpu:
-    """The current CUDA device. Warms it up, then measures its ceilings."""
+    """CUDA device `index`, made current in this thread. Warms it up, then measures its ceilings."""
 
     name = "cuda"
 
-    def __init__(self, limits: Profile):
-        self.limits = limits
-        self.device = device.Cuda()
+    def __init__(self, limits: Profile, index: int = 0):
+        self.limits, self.index = limits, index
+        self.device = device.Cuda(index)
         self.gpu = torch.cuda.get_device_name()
         self._warm_up(limits.warm_up_s)
         self.ceilings = ceilings.measure(self.device)
         torch.cuda.empty_cache()
+
+    def free_bytes(self) -> int | None:
+        """Memory that an allocation can get now, what PyTorch's allocator holds unused included."""
+        held = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return torch.cuda.mem_get_info()[0] + held
 
     def chip(self) -> Any:
         """This GPU, as kernels are planned and compiled for it."""
@@ -72,37 +83,50 @@ class Gpu:
         for subject, run in runs:
             with subject.guarded(self):
                 timed.append(self._prepared(subject, inputs, [partial(run, one) for one in inputs]))
-        for column in COLUMNS:
-            owner = {one.meters[column]: one.subject for one in timed if one.subject.ok}
-            timing.interleave(owner, guard=lambda meter, owner=owner: owner[meter].guarded(self))
+        with Telemetry(self.index) as telemetry:
+            for _ in range(self.limits.replicates):
+                self._replicate([one for one in timed if one.subject.ok])
+        for subject, _ in runs:
+            subject.fields["gpu_state"] = telemetry.state()
+        for one in timed:
+            if one.subject.ok:
+                with one.subject.guarded(self):
+                    self._columns(one, work)
+        _compare(timed)
         while timed:
-            self._conclude(timed.pop(0), work)
+            self._confirm(timed.pop(0))
         torch.cuda.empty_cache()  # the graphs' private pools
 
-    def _conclude(self, one: Timed, work: Work) -> None:
-        if one.subject.ok:
+    def _replicate(self, timed: list[Timed]) -> None:
+        """Warm every implementation up, then measure column after column, each with all of them in turns."""
+        for one in timed:
             with one.subject.guarded(self):
-                self._columns(one, work)
-                self._confirm(one)
+                self._warm(one.calls[0])
+        for column in COLUMNS:
+            owner = {one.make[column](): one for one in timed if one.subject.ok}
+            timing.interleave(owner, guard=lambda meter, owner=owner: owner[meter].subject.guarded(self))
+            for meter, one in owner.items():
+                one.meters[column].append(meter)
 
     def _prepared(self, subject: Subject, inputs: list[Call], calls: list[Callable[[], Any]]) -> Timed:
-        count = device.graph_calls(self._about_us(calls[0]), len(calls))
+        about_us = self._warm(calls[0])
+        count = device.graph_calls(about_us, len(calls))
         graph, results = device.capture([calls[i % len(calls)] for i in range(count)], len(calls))
-        cap_s = self.limits.cap_s
-        meters = {
-            "graph_us": device.graph_us(self.device, graph, count, cap_s),
-            "cold_us": device.cold_us(self.device, calls[0], cap_s),
-            "warm_us": device.warm_us(self.device, calls[0], cap_s / 4),
+        budget = device.Budget(self.limits.cap_s / self.limits.replicates, self.limits.replicates)
+        make = {
+            "graph_us": partial(device.graph_us, self.device, graph, count, budget),
+            "cold_us": partial(device.cold_us, self.device, calls[0], budget),
+            "warm_us": partial(device.warm_us, self.device, calls[0], about_us, budget),
         }
         subject.fields["rotation"] = {"inputs": len(calls), "calls": count}
-        return Timed(subject, inputs[-1], calls, graph, results[-1], meters)
+        return Timed(subject, inputs[-1], calls, graph, results[-1], make, {column: [] for column in COLUMNS})
 
-    def _about_us(self, call: Callable[[], Any]) -> float:
-        """About what one call takes, while 25 ms of calls warm the case up."""
+    def _warm(self, call: Callable[[], Any]) -> float:
+        """At least 10 calls and 25 ms of them; gives about what one takes, in µs."""
         call()
         self.device.wait()
-        took = []
-        while sum(took) < 25e3 and len(took) < 200:
+        took, began = [], self.device.now()
+        while len(took) < 10 or self.device.now() - began < WARM_UP_S:
             start = self.device.mark()
             call()
             end = self.device.mark()
@@ -114,29 +138,44 @@ class Gpu:
         subject, meters = one.subject, one.meters
         if not IMPLEMENTATIONS[subject.name].checked:  # the copy moves the same bytes, half each way
             work = Work(work.bytes // 2, work.bytes // 2, 0)
-        columns = {name: meter.timing() for name, meter in meters.items()}
+        columns = {name: timing.pooled(meters) for name, meters in one.meters.items()}
         subject.fields |= {name: column.to_dict() for name, column in columns.items()}
+        subject.fields["replicates"] = {
+            name: [meter.timing().median for meter in meters] for name, meters in one.meters.items()
+        }
+        subject.samples = {
+            name: [sample for meter in meters for sample in meter.kept] for name, meters in one.meters.items()
+        }
         subject.fields["host_us"] = timing.host_us(self.device, one.calls[0])
+        subject.fields["host_bound"] = columns["warm_us"].median < HOST_BOUND * subject.fields["host_us"]
         subject.fields["percent_of_limit"] = self.ceilings.percent(work, columns["graph_us"].median)
-        if not self.ceilings.believable(work, columns["cold_us"].median, self.device.l2_bytes):
+        self._doubt(one, work, columns["cold_us"].median)
+
+    def _doubt(self, one: Timed, work: Work, cold_us: float) -> None:
+        """Say what speaks against the times of a subject; what is worst first."""
+        subject, every = one.subject, [meter for meters in one.meters.values() for meter in meters]
+        if not self.ceilings.believable(work, cold_us, self.device.l2_bytes):
             subject.fail("INVALID", f"cold time above {ceilings.TOLERANCE:.0%} of this GPU's limit")
-        if any(meter.queue.starved for meter in meters.values()):
-            subject.remark("HOST_BOUND", "the host could not issue a batch while the GPU was held")
-        if not (meters["graph_us"].settled and meters["cold_us"].settled):
-            subject.remark(
-                "NOISY", f"median not known to {timing.PRECISION:.1%} within {self.limits.cap_s:g} s"
-            )
+        if timing.throttled(every):
+            subject.remark("THROTTLED", f"over {timing.THROTTLED_SHARE:.0%} of the samples ran under "
+                                        f"{timing.THROTTLED:.0%} of the session's SM clock")
+        if any(meter.queue.starved for meter in every):
+            subject.remark("HOST_BOUND", "one call takes the host longer than the GPU can be held")
+        if not all(timing.pooled_settled(one.meters[name]) for name in ("graph_us", "cold_us")):
+            subject.remark("NOISY", f"median not known to {PRECISION:.1%} within {self.limits.cap_s:g} s")
 
     def _confirm(self, one: Timed) -> None:
         """What was timed is what was right: poison the graph's last outputs, replay it, compare with the
         oracle."""
-        if not IMPLEMENTATIONS[one.subject.name].checked:
+        subject = one.subject
+        if not subject.ok or not IMPLEMENTATIONS[subject.name].checked:
             return
-        guards.poison(one.results)
-        one.graph.replay()
-        reason = parity.after(one.subject.case, one.last, one.results)
-        if reason:
-            one.subject.fail("FAIL_PARITY", f"the timed graph, replayed: {reason}")
+        with subject.guarded(self):
+            guards.poison(one.results)
+            one.graph.replay()
+            reason = parity.after(subject.case, one.last, one.results)
+            if reason:
+                subject.fail("FAIL_PARITY", f"the timed graph, replayed: {reason}")
 
     def _warm_up(self, seconds: float) -> None:
         a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
@@ -145,3 +184,15 @@ class Gpu:
             for _ in range(20):
                 torch.mm(a, a)
             self.device.wait()
+
+
+def _compare(timed: list[Timed]) -> None:
+    """Every subject's speed-up over the reference, replicate by replicate."""
+    medians = {
+        one.subject.name: one.subject.fields["replicates"]["graph_us"] for one in timed
+        if one.subject.fields.get("replicates")
+    }
+    for one in timed:
+        ours = medians.get(one.subject.name)
+        if ours and "reference" in medians:
+            one.subject.fields["speedup"] = samples.speedup(medians["reference"], ours)

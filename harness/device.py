@@ -3,39 +3,75 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
-from harness.timing import Meter, Queue
+from harness.timing import HOLD_LIMIT_US, Meter, Queue, SmClock
+from optimized.launch import Launch
+from optimized.plan import Plan
 
-COLD_BATCH = 20  # a launch queue holds about 1,000 operations: 20 samples of 20 kernels stay under 500
+COLD_BATCH = 20
+WARM_US = 100.0  # of back-to-back calls in a sample of a short function
+SHORT_US = 20.0  # a function that takes less is called several times a sample
+QUEUED = 500  # operations of one batch: a launch queue holds about 1,000
 GRAPH_CALLS = 64  # a graph of fewer calls reads up to 10 % slow
 GRAPH_REPLAYS = 10
 REPLAY_US = 20_000.0  # slow functions need fewer calls a graph: launching it is nothing beside this
+STAMP_NS = 50_000  # cycles counted over this time give the SM clock to 0.1 %
+REPORT_WORDS = 3  # overslept, cycles, nanoseconds: Report of kernels/hold.cu
+KERNEL = Path(__file__).resolve().parent / "kernels" / "hold.cu"
 
 
 class Cuda:
-    """Device `index`. Allocates max(2 x L2, 128 MiB) once, for the flush; raises RuntimeError without a
-    GPU."""
+    """Device `index`, current in this thread. Allocates max(2 x L2, 128 MiB) once, for the flush; raises
+    RuntimeError without a GPU."""
 
     def __init__(self, index: int = 0):
-        properties = torch.cuda.get_device_properties(index)
-        self.l2_bytes = properties.L2_cache_size
-        self._cycles_per_us = getattr(properties, "clock_rate", 1_980_000) / 1e3
+        torch.cuda.set_device(index)
+        self.l2_bytes = torch.cuda.get_device_properties(index).L2_cache_size
         rows = max(2 * self.l2_bytes, 128 << 20) // (4096 * 4)
-        self._flushed = torch.ones(rows, 4096, device=f"cuda:{index}")
-        self._sums = torch.empty(rows, device=f"cuda:{index}")
+        self._flushed = torch.ones(rows, 4096, device="cuda")
+        self._sums = torch.empty(rows, device="cuda")
+        self._words = torch.zeros(1 + 2 * REPORT_WORDS, dtype=torch.int64, pin_memory=True)
+        self._host = self._words.numpy()  # of the flag, and of what the blocker and the stamp report
+        self._hold, self._stamp = _launch(0, HOLD_LIMIT_US * 1e3), _launch(STAMP_NS, STAMP_NS)
+        self.clock = SmClock()
         self.tick_us = self._tick_us()
 
     def now(self) -> float:
         """Host seconds, monotonic."""
         return time.perf_counter()
 
-    def hold(self, us: float) -> None:
-        """Occupy the stream for about `us` microseconds, by a kernel that counts clocks and so always
-        ends."""
-        torch.cuda._sleep(int(us * self._cycles_per_us))
+    def rest(self, seconds: float) -> None:
+        """Leave the GPU idle."""
+        time.sleep(seconds)
+
+    def hold(self) -> None:
+        """Occupy the stream until `release`, for HOLD_LIMIT_US at most. The stream must be idle."""
+        self._host[:] = 0
+        self._hold(self._words.data_ptr(), self._words[1:].data_ptr())
+
+    def release(self) -> None:
+        """Let what was issued since `hold` run: the blocker sees it in about a microsecond."""
+        self._host[0] = 1
+
+    def stamp(self) -> None:
+        """Count cycles of an SM for 50 µs at this point of the stream."""
+        self._stamp(self._words.data_ptr(), self._words[1 + REPORT_WORDS :].data_ptr())
+
+    def overslept(self) -> bool:
+        """After `wait`: whether the blocker ended by its limit."""
+        return bool(self._host[1])
+
+    def clock_mhz(self) -> float | None:
+        """After `wait`: the lower of the SM clocks during the hold and at the stamp."""
+        reports = self._host[1:].reshape(2, REPORT_WORDS)
+        return min(1e3 * float(cycles) / float(nanoseconds) for _, cycles, nanoseconds in reports)
 
     def flush(self) -> None:
         """Replace what is in L2 by reading. A written flush leaves dirty lines, evicted during the sample."""
@@ -46,10 +82,6 @@ class Cuda:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
-
-    def passed(self, mark: torch.cuda.Event) -> bool:
-        """Whether the GPU is past the mark."""
-        return mark.query()
 
     def elapsed_us(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Microseconds of GPU time between two marks that have passed."""
@@ -65,6 +97,24 @@ class Cuda:
         self.wait()
         steps = sorted({round(self.elapsed_us(a, b), 3) for a, b in zip(marks, marks[1:])})
         return min((b - a for a, b in zip(steps, steps[1:]) if b - a > 5e-3), default=0.5)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Of one replicate: a row's least numbers of samples and its seconds, split evenly."""
+
+    cap_s: float
+    replicates: int = 1
+
+    def least(self, samples: int) -> int:
+        """The replicate's part of a row's least number of samples."""
+        return -(-samples // self.replicates)
+
+
+def _launch(least_ns: float, limit_ns: float) -> Launch:
+    """kernels/hold.cu for these times, on the current device."""
+    plan = Plan(str(KERNEL), "hold<0>", "hold", 1, 1)
+    return Launch(plan, torch.device("cuda", torch.cuda.current_device()), 2, (numpy.int64(least_ns), numpy.int64(limit_ns)))
 
 
 def capture(calls: Sequence[Callable[[], Any]], rotation: int) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
@@ -97,18 +147,33 @@ def graph_calls(call_us: float, rotation: int) -> int:
     return -(-wanted // rotation) * rotation
 
 
-def graph_us(device: Cuda, graph: torch.cuda.CUDAGraph, calls: int, cap_s: float) -> Meter:
+def back_to_back(call_us: float) -> int:
+    """How many calls make one warm sample, given about what one takes: of a short function as many as take 100 µs, so
+    that the event's resolution and the gap around it do not matter."""
+    return 1 if call_us >= SHORT_US else min(QUEUED // 2, round(WARM_US / max(call_us, 0.1)))
+
+
+def graph_us(device: Cuda, graph: torch.cuda.CUDAGraph, calls: int, budget: Budget) -> Meter:
     """The meter of the graph column: replays back to back, each divided by the calls in it. One replay has
     already run when it starts, so that the graph is uploaded."""
     graph.replay()
-    return Meter(Queue(device, [graph.replay] * GRAPH_REPLAYS), GRAPH_REPLAYS, cap_s, calls)
+    replays = budget.least(GRAPH_REPLAYS)
+    return Meter(Queue(device, [graph.replay] * replays), replays, budget.cap_s, calls)
 
 
-def cold_us(device: Cuda, call: Callable[[], Any], cap_s: float) -> Meter:
+def cold_us(device: Cuda, call: Callable[[], Any], budget: Budget) -> Meter:
     """The meter of the cold column: L2 is flushed by reading before each sample, outside the events."""
-    return Meter(Queue(device, [call] * COLD_BATCH, cold=True), 30, cap_s)
+    return Meter(Queue(device, [call] * COLD_BATCH, cold=True), budget.least(30), budget.cap_s)
 
 
-def warm_us(device: Cuda, call: Callable[[], Any], cap_s: float) -> Meter:
+def warm_us(device: Cuda, call: Callable[[], Any], about_us: float, budget: Budget) -> Meter:
     """The meter of the warm column: the same call on the same input, again and again."""
-    return Meter(Queue(device, [call] * COLD_BATCH), 30, cap_s)
+    count = back_to_back(about_us)
+    sample = call if count == 1 else partial(_repeat, call, count)
+    batch = max(1, min(COLD_BATCH, QUEUED // count))
+    return Meter(Queue(device, [sample] * batch), budget.least(30), budget.cap_s / 4, count)
+
+
+def _repeat(call: Callable[[], Any], count: int) -> None:
+    for _ in range(count):
+        call()

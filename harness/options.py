@@ -15,19 +15,21 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Profile:
-    """How much a run takes: its sweep, the seconds that one column of one row may take, its warm-up."""
+    """How much a run takes: its sweep, the seconds that one column of one row may take, its warm-up, and how many
+    times each row is measured anew."""
 
     sweep: str
     cap_s: float
     warm_up_s: float
+    replicates: int
     implementations: tuple[str, ...]
 
 
 # `compiled` costs seconds of compilation at each shape: it is measured where there is time, or where asked.
 PROFILES = {
-    "quick": Profile("smoke", 0.1, 0.3, ("reference", "optimized", "copy")),
-    "ci": Profile("llm", 0.5, 1.0, ("reference", "optimized", "copy")),
-    "full": Profile("all", 2.0, 3.0, ("reference", "compiled", "optimized", "copy")),
+    "quick": Profile("smoke", 0.1, 0.3, 1, ("reference", "optimized", "copy")),
+    "ci": Profile("llm", 0.5, 1.0, 5, ("reference", "optimized", "copy")),
+    "full": Profile("all", 2.0, 3.0, 10, ("reference", "compiled", "optimized", "copy")),
 }
 
 

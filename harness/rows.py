@@ -56,6 +56,7 @@ FIELDS = {
     "replicates": "column -> the medians of its replicates, in the order measured",
     "copy_us": "graph median of a plain copy of the same bytes in this run",
     "host_us": "host cost of one call",
+    "host_bound": "whether calls one by one wait for the host: warm time under 1.5 x host cost",
     "reference_us": "graph (on a CPU: warm) median of the reference in this run",
     "speedup": "{median, ci_low, ci_high} of the reference's time over this one, replicate by replicate",
     "rotation": "{inputs, calls, bytes} of the graph column",

@@ -8,26 +8,30 @@ from typing import Any
 from harness.cases import Call, Case, Work
 
 
+DOUBTS = ("OK", "NOISY", "HOST_BOUND", "THROTTLED")  # a row with one of these has its result and its time
+
+
 class DeviceLost(Exception):
     """The device no longer answers: an error of a kernel has taken the whole process's context with it."""
 
 
 @dataclass(eq=False)
 class Subject:
-    """`fields` collects what the row will hold; `run` maps a call to results. The first failure decides
-    `status`."""
+    """`fields` collects what the row will hold, `samples` the µs per call of every sample kept of a column; `run`
+    maps a call to results. The first failure decides `status`."""
 
     case: Case
     name: str
     status: str = "OK"
     reason: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
+    samples: dict[str, list[float]] = field(default_factory=dict)
     run: Callable[[Call], Any] | None = None
 
     @property
     def ok(self) -> bool:
         """Whether nothing has failed yet; a row that is only noisy is still fine."""
-        return self.status in ("OK", "NOISY", "HOST_BOUND")
+        return self.status in DOUBTS
 
     def remark(self, status: str, reason: str) -> None:
         """Note a doubt about a result that is otherwise fine."""

@@ -1,141 +1,136 @@
-"""Samples of one function on a device, and what they say: median, spread, confidence interval.
+"""Samples of one function on a device: cold, warm or of a graph, interleaved with those of its rivals.
 
 Nothing here knows CUDA. A `Device` is passed in, so that the logic runs against a virtual clock as well.
-All times are microseconds, except `now()` and budgets, which are seconds.
+All times are microseconds, except `now()`, `rest()` and budgets, which are seconds.
 """
 
-import math
+from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol
 
-PRECISION = 0.005  # half width of the 95 % interval, relative to the median
+from harness.samples import Timing, settled, summarize
+
 HOLD_LIMIT_US = 50_000.0  # the blocker ends by itself after this time at the latest
+THROTTLED = 0.9  # of the session's median SM clock: a batch that ran slower is dropped
+THROTTLED_SHARE = 0.1  # of all samples: more dropped than this, and the row says so
+REST_S = 0.15  # for a GPU that was throttled
+
+
+class SmClock:
+    """The SM clocks (MHz) of a session's batches."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def throttled(self, mhz: float | None) -> bool:
+        """Whether a batch at `mhz` ran under 90 % of the median of all batches so far, itself included."""
+        if mhz is None:
+            return False
+        insort(self.seen, mhz)
+        return mhz < THROTTLED * median(self.seen)
 
 
 class Device(Protocol):
     """What the engine needs of a GPU: a stream that can be held, marked with events, and waited for."""
 
     tick_us: float
+    clock: SmClock
 
-    def now(self) -> float: ...
+    def now(self) -> float:
+        """Seconds on the host."""
 
-    def hold(self, us: float) -> None: ...
+    def rest(self, seconds: float) -> None:
+        """Leave the device alone for a while."""
 
-    def flush(self) -> None: ...
+    def hold(self) -> None:
+        """Occupy the stream until `release`, for HOLD_LIMIT_US at most."""
 
-    def mark(self) -> Any: ...
+    def release(self) -> None:
+        """Let what was issued since `hold` run."""
 
-    def passed(self, mark: Any) -> bool: ...
+    def overslept(self) -> bool:
+        """After `wait`: whether the last hold ended by its limit, before the release."""
 
-    def elapsed_us(self, start: Any, end: Any) -> float: ...
+    def stamp(self) -> None:
+        """Take the SM clock at this point of the stream."""
 
-    def wait(self) -> None: ...
+    def clock_mhz(self) -> float | None:
+        """After `wait`: the lower of the SM clocks during the hold and at the stamp."""
 
+    def flush(self) -> None:
+        """Replace what is in L2."""
 
-@dataclass(frozen=True)
-class Timing:
-    """Order statistics of `n` samples in µs; [ci_low, ci_high] is the 95 % interval of the median."""
+    def mark(self) -> Any:
+        """An event at this point of the stream."""
 
-    median: float
-    p20: float
-    p80: float
-    min: float
-    ci_low: float
-    ci_high: float
-    n: int
-    dropped: int = 0
+    def elapsed_us(self, start: Any, end: Any) -> float:
+        """GPU time between two marks that have passed."""
 
-    def to_dict(self) -> dict[str, float]:
-        """The fields by name, as a row stores them."""
-        return asdict(self)
-
-
-def median_interval(n: int, confidence: float = 0.95) -> tuple[int, int]:
-    """Indices (0-based, into the sorted samples) of an interval that covers the median.
-
-    With k of n samples below the median binomial(n, 1/2), [x_(j), x_(n+1-j)] covers it with probability
-    1 - 2 P(k < j); j is the largest that keeps `confidence`. Under six samples no interval reaches 95 %:
-    the extremes are returned.
-    """
-    tail, j = 0.0, 0
-    while j < n // 2:
-        tail += math.exp(math.lgamma(n + 1) - math.lgamma(j + 1) - math.lgamma(n - j + 1) - n * math.log(2))
-        if 2 * tail > 1 - confidence:
-            break
-        j += 1
-    low = max(j - 1, 0)
-    return low, n - 1 - low
-
-
-def summarize(samples: Sequence[float], dropped: int = 0) -> Timing:
-    """The `Timing` of at least one sample (µs). Raises ValueError for none."""
-    if not samples:
-        raise ValueError("summarize: no samples")
-    x = sorted(samples)
-    low, high = median_interval(len(x))
-    p20, p80 = (x[round(share * (len(x) - 1))] for share in (0.2, 0.8))
-    return Timing(median(x), p20, p80, x[0], x[low], x[high], len(x), dropped)
-
-
-def settled(timing: Timing, tick_us: float) -> bool:
-    """Whether the interval's half width is within 0.5 % of the median, or within half an event tick."""
-    return (timing.ci_high - timing.ci_low) / 2 <= max(PRECISION * timing.median, tick_us / 2)
+    def wait(self) -> None:
+        """Until everything issued has finished."""
 
 
 @dataclass
 class Queue:
-    """Batches of event-timed samples behind a blocker that outlasts the host's issuing.
+    """Batches of event-timed samples behind a blocker that holds the GPU until the host has issued them all.
 
     Each sample is [flush] - event - call - event in stream order. `calls` is one batch: one function, or the
-    same function over several inputs. When the blocker ended before the host had issued the batch, the GPU
-    may have waited inside a sample: the batch is dropped and repeated behind a longer blocker, three times at
-    most; after that its samples are kept and `starved` is set.
+    same function over several inputs. Where the blocker had to end by its limit, the host is slow or its launch
+    queue was full, and the GPU may have waited inside a sample: the batch is dropped, and halved from then on. One
+    call that still takes the host longer is kept, and sets `starved`.
+
+    The SM clock is taken before and after a batch rather than inside its samples, which stay as short as they are;
+    `throttled` says that the last batch ran under 90 % of the session's.
     """
 
     device: Device
     calls: Sequence[Callable[[], Any]]
     cold: bool = False
-    hold_us: float = 300.0
     starved: bool = False
+    throttled: bool = False
 
     def take(self) -> tuple[list[float], int]:
         """One batch: (samples in µs, how many samples were dropped on the way)."""
         dropped = 0
-        for _ in range(3):
-            samples, host_us, early = self._issue()
-            self.hold_us = min(HOLD_LIMIT_US, max(self.hold_us, 1.5 * host_us))
-            if not early:
-                return samples, dropped
+        while True:
+            samples = self._issue()
+            if not self.device.overslept():
+                break
+            if len(self.calls) == 1:
+                self.starved = True
+                break
             dropped += len(samples)
-        self.starved = True
-        return samples, dropped - len(samples)
+            self.calls = self.calls[: len(self.calls) // 2]
+        self.throttled = self.device.clock.throttled(self.device.clock_mhz())
+        return samples, dropped
 
-    def _issue(self) -> tuple[list[float], float, bool]:
+    def _issue(self) -> list[float]:
         device, marks = self.device, []
         device.wait()
-        device.hold(self.hold_us)
-        released = device.mark()
-        began = device.now()
-        for call in self.calls:
-            if self.cold:
-                device.flush()
-            start = device.mark()
-            call()
-            marks.append((start, device.mark()))
-        host_us = (device.now() - began) * 1e6
-        early = device.passed(released)
+        device.hold()
+        try:
+            for call in self.calls:
+                if self.cold:
+                    device.flush()
+                start = device.mark()
+                call()
+                marks.append((start, device.mark()))
+            device.stamp()
+        finally:
+            device.release()
         device.wait()
-        return [device.elapsed_us(*pair) for pair in marks], host_us, early
+        return [device.elapsed_us(*pair) for pair in marks]
 
 
 @dataclass(eq=False)
 class Meter:
     """Takes batches until the median is known well enough or `cap_s` seconds are spent.
 
-    `calls_per_sample` divides every sample (a replayed graph of many calls). At least `minimum` samples.
+    `calls_per_sample` divides every sample (a replayed graph of many calls). At least `minimum` samples, if the
+    GPU keeps its clock: samples of a throttled batch go into `slow`, and the device rests.
     """
 
     queue: Queue
@@ -143,16 +138,21 @@ class Meter:
     cap_s: float = 0.1
     calls_per_sample: int = 1
     samples: list[float] = field(default_factory=list)
+    slow: list[float] = field(default_factory=list)
     dropped: int = 0
     spent_s: float = 0.0
 
     def step(self) -> None:
         """Take one batch."""
-        began = self.queue.device.now()
+        device = self.queue.device
+        began = device.now()
         batch, dropped = self.queue.take()
-        self.samples += [sample / self.calls_per_sample for sample in batch]
+        kept = self.slow if self.queue.throttled else self.samples
+        kept += [sample / self.calls_per_sample for sample in batch]
         self.dropped += dropped
-        self.spent_s += self.queue.device.now() - began
+        if self.queue.throttled:
+            device.rest(REST_S)
+        self.spent_s += device.now() - began
 
     @property
     def settled(self) -> bool:
@@ -163,11 +163,37 @@ class Meter:
     @property
     def done(self) -> bool:
         """Whether to stop: settled, or out of budget with the least number of samples."""
-        return self.settled or (len(self.samples) >= self.minimum and self.spent_s >= self.cap_s)
+        enough = len(self.samples) + len(self.slow) >= self.minimum
+        return self.settled or (enough and self.spent_s >= self.cap_s)
+
+    @property
+    def kept(self) -> list[float]:
+        """The samples that count: those at the session's clock, or, where there is none, the slow ones."""
+        return self.samples or self.slow
 
     def timing(self) -> Timing:
         """What the samples taken so far say."""
-        return summarize(self.samples, self.dropped)
+        return summarize(self.kept, self.dropped + (len(self.slow) if self.samples else 0))
+
+
+def pooled(meters: Iterable[Meter]) -> Timing:
+    """What the samples of one column say over all replicates."""
+    meters = list(meters)
+    each = [meter.timing() for meter in meters]
+    return summarize([sample for meter in meters for sample in meter.kept], sum(one.dropped for one in each))
+
+
+def pooled_settled(meters: Sequence[Meter]) -> bool:
+    """Whether the median over all replicates is known to the precision wanted."""
+    first = meters[0]
+    return settled(pooled(meters), first.queue.device.tick_us / first.calls_per_sample)
+
+
+def throttled(meters: Iterable[Meter]) -> bool:
+    """Whether more than a tenth of the samples ran at a lower clock than the session's."""
+    meters = list(meters)
+    slow, fine = (sum(len(getattr(meter, name)) for meter in meters) for name in ("slow", "samples"))
+    return slow > THROTTLED_SHARE * (slow + fine)
 
 
 def interleave(meters: Iterable[Meter], guard: Callable[[Meter], Any] = nullcontext) -> None:

@@ -5,7 +5,7 @@ from harness.cases import family_of
 from harness.ceilings import Ceilings
 from harness.subject import work_fields
 from harness.sweeps import sweep
-from harness.timing import summarize
+from harness.samples import summarize
 
 H200 = Ceilings(copy_tbs=4.21, read_tbs=4.30, write_tbs=4.60, product_tflops=775.0, tick_us=0.032)
 SPEED = {"optimized": 0.92, "copy": 0.97, "reference": 0.13}

@@ -1,5 +1,7 @@
 """The GPU backend on a device of virtual time: columns, rotation, doubts and failures of implementations."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,18 +12,33 @@ from harness.cases import Case, Work, family_of
 from harness.ceilings import Ceilings
 from harness.options import Profile
 from harness.subject import Subject
-from harness.tests.fake_device import FakeDevice, FakeGraph
+from harness.tests.fake_device import NOMINAL_MHZ, FakeDevice, FakeGraph
 
 CASE = Case("rmsnorm_fwd", (64, 256))
 WORK = family_of(CASE.function).work(CASE)
+
+
+class FakeTelemetry:
+    def __init__(self, index):
+        self.index = index
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def state(self):
+        return {"sm_mhz": 1980, "power_w": None}
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """A backend whose limit is 40 µs for CASE, all of whose calls take what `launch` is told."""
     backend = Gpu.__new__(Gpu)
+    backend.index = 0
     backend.limits, backend.gpu, backend.device = (
-        Profile("smoke", 0.1, 0.0, ()),
+        Profile("smoke", 0.1, 0.0, 1, ()),
         "fake",
         FakeDevice(issue_us=10),
     )
@@ -33,6 +50,7 @@ def gpu(monkeypatch):
         return graph, graph.results
 
     monkeypatch.setattr(backend_gpu.device, "capture", capture)
+    monkeypatch.setattr(backend_gpu, "Telemetry", FakeTelemetry)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return backend
@@ -117,8 +135,66 @@ def test_noise_is_remarked(gpu):
 
 
 def test_host_that_starves_the_gpu_is_remarked(gpu):
-    gpu.device.issue_us = 10_000.0
+    gpu.device.issue_us = 60_000.0
     assert measure(gpu, optimized=runs(gpu, 50.0))["optimized"].status == "HOST_BOUND"
+
+
+def test_function_shorter_than_its_host_cost_is_flagged_and_keeps_its_verdict(gpu):
+    gpu.device.l2_bytes = 2 * WORK.bytes
+    gpu.device.issue_us = 30.0
+    found = measure(gpu, reference=runs(gpu, 400.0), optimized=runs(gpu, 40.0))
+    assert [found[name].fields["host_bound"] for name in ("reference", "optimized")] == [False, True]
+    assert found["optimized"].status == "OK"
+
+
+def test_short_function_has_several_calls_in_a_warm_sample(gpu):
+    gpu.device.l2_bytes = 2 * WORK.bytes
+    ours = measure(gpu, optimized=runs(gpu, 3.1))["optimized"]
+    assert ours.fields["warm_us"]["median"] == pytest.approx(3.1, rel=0.01)
+    assert ours.fields["cold_us"]["median"] == pytest.approx(3.1, abs=gpu.device.tick_us)
+
+
+def test_replicates_are_pooled_and_kept_apart(gpu):
+    gpu.limits = replace(gpu.limits, replicates=5)
+    found = measure(gpu, reference=runs(gpu, 400.0), optimized=runs(gpu, 50.0))
+    ours = found["optimized"]
+    assert ours.fields["replicates"] == {name: [50.0] * 5 for name in ("graph_us", "cold_us", "warm_us")}
+    assert {name: len(samples) for name, samples in ours.samples.items()} == {
+        name: ours.fields[name]["n"] for name in ours.samples
+    }
+    assert ours.fields["cold_us"]["n"] >= 30 and ours.fields["graph_us"]["n"] >= 10
+    assert ours.fields["speedup"] == {name: pytest.approx(8.0) for name in ("median", "ci_low", "ci_high")}
+    assert found["reference"].fields["speedup"]["median"] == 1.0
+    assert ours.fields["gpu_state"] == {"sm_mhz": 1980, "power_w": None}
+
+
+def test_speedup_of_a_single_replicate_has_no_interval(gpu):
+    found = measure(gpu, reference=runs(gpu, 400.0), optimized=runs(gpu, 50.0))
+    assert found["optimized"].fields["speedup"] == {"median": pytest.approx(8.0), "ci_low": None, "ci_high": None}
+    assert "speedup" not in measure(gpu, optimized=runs(gpu, 50.0))["optimized"].fields
+
+
+def test_throttled_gpu_is_remarked(gpu):
+    for _ in range(50):
+        gpu.device.clock.throttled(NOMINAL_MHZ)
+    gpu.device.mhz = lambda us: 0.7 * NOMINAL_MHZ
+    found = measure(gpu, optimized=runs(gpu, 50.0))["optimized"]
+    assert found.status == "THROTTLED" and "SM clock" in found.reason
+    assert found.fields["cold_us"]["median"] == pytest.approx(50.0 / 0.7, rel=0.01)
+
+
+def test_failure_in_a_later_replicate_costs_its_own_subject(gpu):
+    gpu.limits = replace(gpu.limits, replicates=3)
+    calls = iter(range(10**9))
+
+    def fails_late(call):
+        if next(calls) > 500:
+            raise RuntimeError("launch failed")
+        return runs(gpu, 50.0)(call)
+
+    found = measure(gpu, reference=runs(gpu, 400.0), optimized=fails_late)
+    assert found["optimized"].status == "CRASH" and found["reference"].status == "OK"
+    assert "speedup" not in found["optimized"].fields and len(found["reference"].fields["replicates"]["graph_us"]) == 3
 
 
 def test_copy_is_measured_against_its_own_work_and_has_no_result_to_check(gpu):

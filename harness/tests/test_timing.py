@@ -1,13 +1,15 @@
 """The timing engine against a device whose clock is a number."""
 
+import math
 import random
 from math import comb
 
 import pytest
 
 from harness import timing
-from harness.tests.fake_device import FakeDevice
-from harness.timing import Meter, Queue, host_us, interleave, median_interval, settled, summarize
+from harness.tests.fake_device import NOMINAL_MHZ, FakeDevice
+from harness.samples import median_interval, settled, speedup, summarize
+from harness.timing import Meter, Queue, SmClock, host_us, interleave
 
 
 @pytest.mark.parametrize(
@@ -41,32 +43,109 @@ def test_summary_needs_a_sample():
 
 def test_samples_behind_the_blocker_are_the_functions_alone():
     device = FakeDevice()
-    samples, dropped = Queue(device, [lambda: device.launch(40.0)] * 20, hold_us=1000).take()
+    samples, dropped = Queue(device, [lambda: device.launch(40.0)] * 20).take()
     assert samples == [40.0] * 20
     assert dropped == 0
 
 
 def test_flush_lies_outside_the_sample():
     device = FakeDevice()
-    samples, _ = Queue(device, [lambda: device.launch(7.0)] * 20, cold=True, hold_us=1000).take()
+    samples, _ = Queue(device, [lambda: device.launch(7.0)] * 20, cold=True).take()
     assert device.flushes == 20
     assert samples == [7.0] * 20
 
 
-def test_short_blocker_is_noticed_and_lengthened():
-    device = FakeDevice(issue_us=100.0)
+def test_batch_that_the_blocker_did_not_outlast_is_dropped_and_halved():
+    device = FakeDevice(issue_us=3_000.0)
     queue = Queue(device, [lambda: device.launch(3.0)] * 20)
     samples, dropped = queue.take()
-    assert (samples, dropped, queue.starved) == ([3.0] * 20, 20, False)
-    assert queue.hold_us >= 20 * 100
+    assert (samples, dropped, queue.starved) == ([3.0] * 10, 20, False)
+    assert queue.take() == ([3.0] * 10, 0)
+
+
+def test_full_launch_queue_is_noticed():
+    """The host waits for room, room comes when the blocker's time is up: the samples behind it prove nothing."""
+    device = FakeDevice(depth=100)
+
+    def many_kernels():
+        for _ in range(20):
+            device.launch(2.0)
+
+    samples, dropped = Queue(device, [many_kernels] * 20).take()
+    assert dropped and samples and set(samples) == {40.0}
 
 
 def test_host_that_no_blocker_outlasts_is_reported():
-    device = FakeDevice(issue_us=10_000.0)
+    device = FakeDevice(issue_us=60_000.0)
     queue = Queue(device, [lambda: device.launch(3.0)] * 20)
     samples, dropped = queue.take()
-    assert len(samples) == 20 and dropped == 40 and queue.starved
-    assert queue.hold_us <= timing.HOLD_LIMIT_US
+    assert len(samples) == 1 and dropped == 20 + 10 + 5 + 2 and queue.starved
+
+
+def test_call_that_raises_releases_the_gpu():
+    device = FakeDevice()
+    with pytest.raises(ZeroDivisionError):
+        Queue(device, [lambda: 1 / 0]).take()
+    assert device.held is None
+    assert Queue(device, [lambda: device.launch(3.0)]).take() == ([3.0], 0)
+
+
+def slow_between(first_us, last_us, mhz):
+    return lambda us: mhz if first_us <= us < last_us else NOMINAL_MHZ
+
+
+def test_throttled_batches_are_set_apart_and_the_gpu_rests():
+    device = FakeDevice(mhz=slow_between(3_000, 6_000, 1200.0))
+    one = meter(device, lambda: 50.0, cap_s=10, minimum=100)
+    interleave([one])
+    assert set(one.samples) == {50.0} and len(one.samples) >= 100
+    assert one.slow and min(one.slow) >= 50.0 and max(one.slow) > 50.0
+    assert one.timing().dropped == len(one.slow)
+    assert one.spent_s > timing.REST_S
+
+
+def test_few_throttled_samples_are_forgiven_and_many_are_not():
+    device = FakeDevice(mhz=slow_between(3_000, 6_000, 1200.0))
+    one = meter(device, lambda: 50.0, minimum=600, cap_s=10)
+    interleave([one])
+    assert one.slow and not timing.throttled([one])
+    one.slow *= 5
+    assert timing.throttled([one])
+
+
+def test_gpu_that_never_gets_its_clock_back_ends_by_the_cap():
+    device = FakeDevice()
+    for _ in range(100):
+        device.clock.throttled(NOMINAL_MHZ)
+    device.mhz = lambda us: 900.0
+    one = meter(device, lambda: 50.0)
+    interleave([one])
+    assert not one.samples and timing.throttled([one])
+    assert one.timing().median == pytest.approx(110.0) and one.timing().n == len(one.slow)
+
+
+def test_steady_lower_clock_is_the_sessions_own():
+    clock = SmClock()
+    assert not any(clock.throttled(1500.0) for _ in range(10))
+    assert clock.throttled(1300.0) and not clock.throttled(1400.0) and not clock.throttled(None)
+
+
+def test_speedup_is_that_of_each_replicate():
+    drift = [1.0, 1.3, 0.8, 1.1, 0.9]
+    found = speedup([400 * d for d in drift], [100 * d for d in drift])
+    assert all(found[name] == pytest.approx(4.0) for name in ("median", "ci_low", "ci_high"))
+    assert speedup([30.0], [10.0]) == {"median": pytest.approx(3.0), "ci_low": None, "ci_high": None}
+    with pytest.raises(ValueError):
+        speedup([1.0], [1.0, 2.0])
+
+
+def test_interval_of_the_speedup_covers_as_often_as_it_says():
+    draw, covered = random.Random(1), 0
+    for _ in range(400):
+        theirs, ours = ([us * math.exp(draw.gauss(0, 0.02)) for _ in range(5)] for us in (300.0, 100.0))
+        found = speedup(theirs, ours)
+        covered += found["ci_low"] <= 3.0 <= found["ci_high"]
+    assert 0.92 <= covered / 400 <= 0.98
 
 
 def test_queue_never_fills():
@@ -82,7 +161,7 @@ def test_queue_never_fills():
 
 
 def meter(device, draw, **keywords):
-    return Meter(Queue(device, [lambda: device.launch(draw())] * 20, hold_us=1000), **keywords)
+    return Meter(Queue(device, [lambda: device.launch(draw())] * 20), **keywords)
 
 
 def test_steady_function_stops_at_the_least_number_of_samples():
@@ -157,6 +236,19 @@ def test_failing_meter_is_left_out():
 def test_host_cost_is_that_of_issuing_alone():
     device = FakeDevice(issue_us=12.0)
     assert host_us(device, lambda: device.launch(5_000.0)) == pytest.approx(12.0)
+
+
+def test_short_functions_are_called_back_to_back():
+    from harness.device import QUEUED, back_to_back
+
+    assert [back_to_back(us) for us in (1.0, 2.0, 10.0, 19.9, 20.0, 400.0)] == [100, 50, 10, 5, 1, 1]
+    assert back_to_back(0.0) <= QUEUED
+
+
+def test_budget_of_a_row_is_split_over_its_replicates():
+    from harness.device import Budget
+
+    assert [Budget(0.1, n).least(30) for n in (1, 5, 10, 7)] == [30, 6, 3, 5]
 
 
 def test_graph_holds_a_multiple_of_the_rotation_and_few_slow_calls():
