@@ -160,5 +160,5 @@ class Family(Protocol):
     def work(self, case: Case) -> Work:
         """Bytes and flops of the case from a formula; allocates nothing."""
 
-    def counted(self, call: Call, results: tuple) -> Work:
-        """Bytes counted from the tensors that really go in and out; flops from the formula."""
+    def arithmetic(self, call: Call) -> int:
+        """Flops of a call by the formula, at the sizes of the tensors that really go in."""

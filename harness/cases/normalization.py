@@ -33,12 +33,9 @@ class _Norm:
             parts.setdefault(part.name, []).append(part.value)
         return {name: torch.cat(stretches) for name, stretches in parts.items()}
 
-    def counted(self, call: Call, results: tuple) -> Work:
-        """Bytes of every tensor that goes in and comes out; an element that is repeated with stride 0 counts
-        once."""
-        x = self._x(call)
-        written = sum(map(_bytes, (result for result in results if result is not None)))
-        return Work(sum(map(_bytes, call.tensors())), written, self.flops * x.numel())
+    def arithmetic(self, call: Call) -> int:
+        """`flops` for each element of the input."""
+        return self.flops * self._x(call).numel()
 
     def _inputs(self, case: Case, device, seed: int):
         """Two functions that draw a tensor shaped like the input, and one shaped like gamma."""
@@ -217,8 +214,3 @@ def _size(case: Case, key: str) -> int:
 def _distinct(case: Case) -> int:
     """How many different elements a tensor shaped like the input has in memory."""
     return math.prod(of.drawn_shape(case.shape, case.option("layout", "contiguous")))
-
-
-def _bytes(tensor: Tensor) -> int:
-    distinct = (size if stride or not size else 1 for size, stride in zip(tensor.shape, tensor.stride()))
-    return math.prod(distinct) * tensor.element_size()

@@ -1,0 +1,58 @@
+"""The audit of a case: what its model says is read, written and computed, against the tensors themselves."""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from harness.cases import Call, Case, family_of
+
+
+def audit(case: Case, call: Call, results: Any) -> tuple[dict[str, int], str]:
+    """({read_bytes, written_bytes} counted from the tensors, "" or one sentence why the case's model is wrong).
+
+    Every tensor that goes in is read once and every one that comes out written once, wherever it stands: inside a
+    tuple, or a field of a dataclass. Flops are the formula's, at the sizes of the tensors.
+    """
+    family = family_of(case.function)
+    model = family.work(case)
+    counted = {"read_bytes": moved_bytes((call.args, call.kwargs)), "written_bytes": moved_bytes(results)}
+    claims = (
+        ("bytes read", model.read_bytes, counted["read_bytes"]),
+        ("bytes written", model.written_bytes, counted["written_bytes"]),
+        ("flops", model.flops, family.arithmetic(call)),
+    )
+    wrong = [f"{claimed:,} {what}, its tensors {found:,}" for what, claimed, found in claims if claimed != found]
+    return counted, f"the model of the case says {'; '.join(wrong)}" if wrong else ""
+
+
+def moved_bytes(values: Any) -> int:
+    """Bytes of all tensors in `values`, each element of memory once.
+
+    A tensor that is there twice, and an element that is repeated with stride 0, count once.
+    """
+    distinct = {
+        (each.untyped_storage()._cdata, each.storage_offset(), each.shape, each.stride(), each.dtype): each
+        for each in _tensors(values)
+    }
+    return sum(map(_bytes, distinct.values()))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from _tensors([getattr(value, field.name) for field in fields(value)])
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _bytes(tensor: Tensor) -> int:
+    size = 1
+    for length, stride in zip(tensor.shape, tensor.stride()):
+        size *= length if stride or not length else 1
+    return size * tensor.element_size()
