@@ -1,0 +1,127 @@
+"""What pytest-benchmark shows: one benchmark for each case and implementation, in the time that the engine measured."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from harness import compile_report, options
+from harness.backend_cpu import Cpu, without_gpu
+from harness.case_run import CaseRun
+from harness.cases import Case, Call
+from harness.environment import digest, record
+from harness.options import Options
+from harness.subject import DeviceLost
+
+COLUMNS = ("graph_us", "warm_us")  # the first that was measured is shown; a CPU has no graph
+SHOWN = (
+    "function", "implementation", "shape", "dtype", "recipe", "options", "status", "reason", "bytes", "flops",
+    "percent_of_limit", "speedup", "host_us", "gpu", "environment", "repeat",
+)
+
+
+class Replay:
+    """A timer that samples drive: its seconds stand still but for `advance`, in which the next sample passes."""
+
+    def __init__(self) -> None:
+        self.load(())
+
+    def __call__(self) -> float:
+        return self._seconds
+
+    def __str__(self) -> str:
+        return "time on the device, replayed"
+
+    def load(self, samples_us: Iterable[float]) -> None:
+        """Start from 0 with these samples (µs)."""
+        self._seconds, self._left = 0.0, iter(samples_us)
+
+    def advance(self) -> None:
+        """Let the next sample pass; behind the last one no time does."""
+        self._seconds += next(self._left, 0.0) / 1e6
+
+
+class Measured:
+    """Rows and samples of what a pytest session asks for: `asked` is each case with its implementations.
+
+    A case is measured when the first of its benchmarks is asked for, and with all of them: they take turns, which
+    is what makes their times comparable.
+    """
+
+    def __init__(self, backend: Any, asked: dict[Case, list[str]]):
+        self.asked, self._backend = asked, _Recorder(backend)
+        self._common = {"seed": 0, "environment": digest(record())}
+        self._kernels = self._compiled() if backend.name == "cuda" else {}
+        self._rows: dict[tuple[Case, str], dict[str, Any]] = {}
+        self._lost = ""
+
+    def row(self, case: Case, name: str) -> dict[str, Any]:
+        """The row of one benchmark. Status SKIPPED where the device was lost before it was final."""
+        if (case, name) not in self._rows and not self._lost:
+            self._measure(case)
+        lost = {"status": "SKIPPED", "reason": f"The GPU stopped answering at {self._lost}."}
+        return self._rows.get((case, name), lost)
+
+    def samples(self, case: Case, name: str) -> tuple[str, list[float]]:
+        """The column that stands for a benchmark and its samples in µs, in the order taken; "" and none where it was
+        not timed."""
+        found = self._backend.samples.get((case, name), {})
+        column = next((column for column in COLUMNS if found.get(column)), "")
+        return column, found.get(column, [])
+
+    def _measure(self, case: Case) -> None:
+        run = CaseRun(case, self._backend, self._common, self._kernels.get(case))
+        try:
+            for row in run.run(self.asked[case]):
+                self._rows[case, row["implementation"]] = row
+        except DeviceLost as lost:
+            self._lost = str(lost)
+
+    def _compiled(self) -> dict[Case, tuple[Any, Any]]:
+        """Plan and binary of each case's kernel, compiled on all cores."""
+        chip = self._backend.chip()
+        wanted = [case for case, names in self.asked.items() if "optimized" in names]
+        planned, _ = compile_report.plans(wanted, chip)
+        binaries = compile_report.compile_all(map(compile_report.request, planned.values()), chip.arch)
+        return {case: (plan, binaries[compile_report.request(plan)]) for case, plan in planned.items()}
+
+
+class _Recorder:
+    """A backend that remembers the samples of what it times."""
+
+    def __init__(self, backend: Any):
+        self._backend = backend
+        self.samples: dict[tuple[Case, str], dict[str, list[float]]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def time(self, case: Case, call: Call, runs: Sequence[tuple[Any, Any]]) -> None:
+        """Time as the backend does."""
+        self._backend.time(case, call, runs)
+        self.samples |= {(case, subject.name): subject.samples for subject, _ in runs if subject.ok}
+
+
+def make_backend() -> Any:
+    """The GPU with the profile `quick`, or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return Cpu()
+    from harness.backend_gpu import Gpu
+
+    return Gpu(options.PROFILES["quick"])
+
+
+def chosen(sweep: str) -> list[tuple[Case, str]]:
+    """Cases and implementations of `bench --sweep SWEEP`: on a CPU those cut to what it takes in a moment."""
+    asked = Options(sweep=sweep)
+    if torch.cuda.is_available():
+        return [(case, name) for case in options.cases(asked) for name in options.implementations(asked)]
+    asked, cpu = without_gpu(asked), Cpu()
+    return [(case, name) for case in cpu.cases(options.cases(asked))
+            for name in cpu.names(case, options.implementations(asked))]
+
+
+def extra_info(row: dict[str, Any], column: str) -> dict[str, Any]:
+    """What a benchmark's JSON tells besides its times: the row in short, and every column's median in µs."""
+    medians = {name: row[name]["median"] for name in ("cold_us", "warm_us", "graph_us") if row.get(name)}
+    return {name: row.get(name) for name in SHOWN} | medians | {"column": column}
