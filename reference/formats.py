@@ -103,7 +103,7 @@ def decode_e8m0(codes):
 
 
 def nvfp4_encode_scale(amax):
-    """S_enc = min(448·6 / amax, FLT_MAX), and 1 where amax or the quotient is 0 or amax is NaN. Shapes: any -> the same."""
+    """S_enc = min(448·6 / amax, FLT_MAX), 1 where amax or the quotient is 0 or amax is NaN. Shapes: any -> the same."""
     quotient = divide(LARGEST[E4M3] * E2M1_LARGEST, amax).clamp(max=FLT_MAX)
     return torch.where((amax == 0) | (quotient == 0) | amax.isnan(), 1.0, quotient)
 

@@ -20,7 +20,7 @@ _WORD = 0xFFFFFFFF
 
 
 def philox(counter, key):
-    """Philox-4×32-10: ten rounds of (c0, c1, c2, c3) ← (hi(M1·c2) ^ c1 ^ k0, lo(M1·c2), hi(M0·c0) ^ c3 ^ k1, lo(M0·c0)).
+    """Philox-4×32-10: ten rounds of c ← (hi(M₁·c₂) ^ c₁ ^ k₀, lo(M₁·c₂), hi(M₀·c₀) ^ c₃ ^ k₁, lo(M₀·c₀)).
 
     Shapes: counter four int64 tensors of 32-bit words, key two ints -> four int64 tensors of 32-bit words.
     """
@@ -35,7 +35,7 @@ def philox(counter, key):
 
 
 def rounding_bits(shape, *, seed, offset, columnwise, device):
-    """The 8 random bits of each element of a matrix of `shape`, (rows, cols) or its transpose, of a multiple of 16 elements.
+    """The 8 random bits of each element of a matrix of `shape`, (rows, cols) or its transpose, in whole groups of 16.
 
     Shapes: -> `shape`, uint8. Units: seed a 64-bit, offset a 63-bit unsigned integer.
     """

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from reference import formats
-from reference.arguments import FLOATS, are_tensors, is_dtype, is_flag, is_integer, is_number, kind, on_one_device, refuse
+from reference.arguments import (
+    FLOATS, are_tensors, is_dtype, is_flag, is_integer, is_number, kind, on_one_device, refuse
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +21,7 @@ class Float8Quantizer:
 
     `scale` and `amax` live on the device of what is quantized. `quantize` writes `amax`, in place; nothing clears it.
     Shapes: scale and amax one element, float32.
-    Errors: TypeError for types and dtypes, ValueError for shapes, for two devices, and where no orientation is asked for.
+    Errors: TypeError for types and dtypes; ValueError for shapes, two devices, and where no orientation is asked for.
     """
 
     scale: Tensor
@@ -112,7 +114,7 @@ QUANTIZERS = (Float8Quantizer, Float8CurrentScalingQuantizer, MXFP8Quantizer, NV
 
 def check(function, input, quantizer):
     """Refuse what `quantize` does not take: TypeError for types and dtypes, ValueError for shapes and devices."""
-    if not isinstance(quantizer, QUANTIZERS):
+    if type(quantizer) not in QUANTIZERS:
         allowed = ", ".join(cls.__name__ for cls in QUANTIZERS)
         refuse(TypeError, function, f"quantizer is {kind(quantizer)}, but must be one of {allowed}")
     rht = isinstance(quantizer, NVFP4Quantizer) and quantizer.with_rht
@@ -144,5 +146,5 @@ def _blocks(function, input, quantizer):
     sizes = {"cols": (input.shape[-1], quantizer.rowwise), "rows": (input.shape[:-1].numel(), quantizer.columnwise)}
     for name, (size, asked) in sizes.items():
         if (asked or square) and size % block:
-            refuse(ValueError, function, f"input has shape {tuple(input.shape)} and {size} {name}, but {name} must be a "
-                                         f"multiple of the block, {block}")
+            refuse(ValueError, function, f"input has shape {tuple(input.shape)}, hence {size} {name}, "
+                                         f"but {name} must be a multiple of the block, {block}")

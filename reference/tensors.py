@@ -23,11 +23,18 @@ class QuantizedTensor:
     """What the three kinds of quantized tensors share: frozen dataclasses of tensors, with `dtype` and `shape`.
 
     `dtype` is the high-precision dtype that the tensor stands for, `shape` that of the tensor which was quantized.
+    `torch.save` keeps them, and `torch.load` takes them with weights_only. `_layout` gives the shape and the dtypes
+    of each field that the orientations at hand need.
     """
 
     def __post_init__(self):
-        if self.shape is None:
-            object.__setattr__(self, "shape", self._matrix_shape())
+        data = self.columnwise_data if self.rowwise_data is None else self.rowwise_data
+        if data is None:
+            refuse(ValueError, type(self).__name__, "rowwise_data and columnwise_data are None, but one must not be")
+        if not isinstance(data, Tensor):
+            refuse(TypeError, type(self).__name__, f"data is {kind(data)}, but must be a torch.Tensor")
+        shape = self._matrix_shape() if self.shape is None else self.shape
+        object.__setattr__(self, "shape", torch.Size(shape))
 
     @property
     def device(self):
@@ -43,18 +50,22 @@ class QuantizedTensor:
         """The same tensor on `device`; the tensors that are there already are shared, not copied."""
         return dataclasses.replace(self, **{name: value.to(device) for name, value in self.tensors().items()})
 
+    @torch.no_grad()
     def dequantize(self, dtype=None):
         """float32 element · scale_inv, rounded once, to `dtype` or the dtype that the tensor stands for.
 
-        From rowwise data where there is some, else from columnwise data. Shapes: -> `shape`.
+        From rowwise data where there is some, else from columnwise data. Shapes: -> `shape`. Errors: those of `check`.
         """
-        matrix = self._values_rowwise() if self.rowwise_data is not None else self._values_columnwise()
-        return matrix.to(dtype or self.dtype).reshape(self.shape)
+        dtype = self.dtype if dtype is None else dtype
+        check("dequantize", self, dtype)
+        matrix = self._values_columnwise() if self.rowwise_data is None else self._values_rowwise()
+        return matrix.to(dtype).reshape(self.shape)
 
     def __repr__(self):
-        given = [f"{name}={value.dtype}{list(value.shape)}".replace("torch.", "") for name, value in self.tensors().items()]
-        size = sum(value.numel() * value.element_size() for value in self.tensors().values())
-        parts = [f"shape={tuple(self.shape)}", f"dtype={self.dtype}", *given, f"device={self.device}", f"{size} bytes"]
+        given = self.tensors()
+        held = [f"{name}={value.dtype}{list(value.shape)}".replace("torch.", "") for name, value in given.items()]
+        size = sum(value.numel() * value.element_size() for value in given.values())
+        parts = [f"shape={tuple(self.shape)}", f"dtype={self.dtype}", *held, f"device={self.device}", f"{size} bytes"]
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
@@ -72,7 +83,14 @@ class Float8Tensor(QuantizedTensor):
     shape: torch.Size | None = None  # default: rowwise_data's, else (rows, cols) of columnwise_data
 
     def _matrix_shape(self):
-        return self.rowwise_data.shape if self.rowwise_data is not None else self.columnwise_data.shape[::-1]
+        return self.columnwise_data.shape[::-1] if self.rowwise_data is None else self.rowwise_data.shape
+
+    def _layout(self):
+        return {
+            "rowwise_data": (self.shape, formats.FP8),
+            "columnwise_data": (_matrix(self.shape)[::-1], formats.FP8),
+            "scale_inv": ((1,), (torch.float32,)),
+        }
 
     def _values_rowwise(self):
         return self.rowwise_data.float() * self.scale_inv.float()
@@ -97,6 +115,15 @@ class MXFP8Tensor(QuantizedTensor):
 
     def _matrix_shape(self):
         return (self.columnwise_data if self.rowwise_data is None else self.rowwise_data).shape
+
+    def _layout(self):
+        (rows, cols), block = _matrix(self.shape), formats.MXFP8_BLOCK
+        return {
+            "rowwise_data": (self.shape, formats.FP8),
+            "rowwise_scale_inv": (formats.scale_shape(rows, cols // block), (torch.uint8,)),
+            "columnwise_data": (self.shape, formats.FP8),
+            "columnwise_scale_inv": (formats.scale_shape(cols, rows // block)[::-1], (torch.uint8,)),
+        }
 
     def _values_rowwise(self):
         codes = formats.matrix(self.rowwise_data)
@@ -131,11 +158,25 @@ class NVFP4Tensor(QuantizedTensor):
             return torch.Size((*self.rowwise_data.shape[:-1], 2 * self.rowwise_data.shape[-1]))
         return torch.Size((2 * self.columnwise_data.shape[1], self.columnwise_data.shape[0]))
 
+    def _layout(self):
+        (rows, cols), block = _matrix(self.shape), formats.NVFP4_BLOCK
+        return {
+            "rowwise_data": ((*self.shape[:-1], cols // 2), (torch.uint8,)),
+            "rowwise_scale_inv": (formats.scale_shape(rows, cols // block), (formats.E4M3,)),
+            "rowwise_amax": ((1,), (torch.float32,)),
+            "columnwise_data": ((cols, rows // 2), (torch.uint8,)),
+            "columnwise_scale_inv": (formats.scale_shape(cols, rows // block), (formats.E4M3,)),
+            "columnwise_amax": ((1,), (torch.float32,)),
+        }
+
     def _values_rowwise(self):
         return _nvfp4_values(formats.matrix(self.rowwise_data), self.rowwise_scale_inv, self.rowwise_amax)
 
     def _values_columnwise(self):
         return _nvfp4_values(self.columnwise_data, self.columnwise_scale_inv, self.columnwise_amax).t()
+
+
+torch.serialization.add_safe_globals([Float8Tensor, MXFP8Tensor, NVFP4Tensor])
 
 
 def swizzle(scale_inv):
@@ -159,6 +200,23 @@ def unswizzle(scale_inv):
     rows, blocks = scale_inv.shape
     tiles = scale_inv.reshape(rows // 128, blocks // 4, 32, 4, 4)
     return tiles.permute(0, 3, 2, 1, 4).reshape(rows, blocks)
+
+
+def check(function, tensor, dtype):
+    """Refuse what `dequantize` does not take: TypeError for types and dtypes, ValueError for shapes and devices."""
+    if not isinstance(tensor, QuantizedTensor):
+        refuse(TypeError, function, f"tensor is {kind(tensor)}, but must be a Float8Tensor, MXFP8Tensor or NVFP4Tensor")
+    is_dtype(function, "dtype", dtype, FLOATS)
+    absent = [name for name in ("rowwise", "columnwise") if getattr(tensor, f"{name}_data") is None]
+    wanted = {name: rule for name, rule in tensor._layout().items() if name.split("_")[0] not in absent}
+    values = {f"tensor.{name}": getattr(tensor, name) for name in wanted}
+    for (name, value), (shape, dtypes) in zip(values.items(), wanted.values()):
+        are_tensors(function, {name: value}, dtypes)
+        if value.shape != shape:
+            refuse(ValueError, function, f"{name} has shape {tuple(value.shape)}, but must have {tuple(shape)}")
+        if not value.is_contiguous():
+            refuse(ValueError, function, f"{name} has strides {value.stride()}, but must be contiguous")
+    on_one_device(function, values)
 
 
 def norm_forward(function, input, weight, bias, *, eps, quantizer, sm_margin, zero_centered_gamma):
@@ -217,6 +275,10 @@ def _are_padded_scales(function, scale_inv):
     if scale_inv.dim() != 2 or scale_inv.shape[0] % 128 or scale_inv.shape[1] % 4:
         refuse(ValueError, function, f"scale_inv has shape {tuple(scale_inv.shape)}, but must have two dimensions, "
                                      "multiples of 128 and 4")
+
+
+def _matrix(shape):
+    return shape[:-1].numel(), shape[-1]
 
 
 def _unpadded(scale_inv, codes, block):
