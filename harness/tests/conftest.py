@@ -13,13 +13,23 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_configure(config):
+    if not _measures(config):
+        config.option.benchmark_skip = True  # and pytest-benchmark has nothing to say of xdist
+
+
+@pytest.hookimpl(tryfirst=True)  # the reason that is given is the first
 def pytest_collection_modifyitems(config, items):
     if not torch.cuda.is_available():
         reason = "PyTorch finds no GPU here (torch.cuda.is_available() is False)"
         _skip((item for item in items if "gpu" in item.keywords), reason)
-    if not (config.getoption("benchmark_only", False) or config.getoption("benchmark_enable", False)):
+    if not _measures(config):
         reason = "measures only with --benchmark-only or --benchmark-enable"
         _skip((item for item in items if "benchmark" in getattr(item, "fixturenames", ())), reason)
+
+
+def _measures(config):
+    return config.getoption("benchmark_only", False) or config.getoption("benchmark_enable", False)
 
 
 def _skip(items, reason):
