@@ -6,20 +6,14 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from harness import telemetry
+from harness.telemetry import attempt
+
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def attempt(find: Callable[[], Any]) -> Any:
-    """What `find` returns, or None where it raises: a figure that is unavailable is null, never 0."""
-    try:
-        return find()
-    except Exception:  # noqa: BLE001 - drivers raise their own types
-        return None
 
 
 def slug(gpu: str) -> str:
@@ -27,16 +21,17 @@ def slug(gpu: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
 
 
-def record() -> dict[str, Any]:
-    """The environment of this process: packages, host, git, and the GPU where there is one."""
+def record(index: int = 0) -> dict[str, Any]:
+    """The environment of this process: packages, host, git, and CUDA's device `index` where there is one."""
     import torch
 
-    gpu = torch.cuda.is_available()
+    nvml = telemetry.library()
     return {
-        "gpu": _gpu(torch) if gpu else None,
+        "gpu": _gpu(torch, index) if torch.cuda.is_available() else None,
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
-        "driver": _nvml_driver(),
+        "driver": attempt(lambda: nvml.system_get_driver_version()),
+        "cuda_driver": attempt(lambda: _dotted(nvml.system_get_cuda_driver_version_v2())),
         "nvrtc": attempt(_nvrtc),
         "cuda_python": _version("cuda-python") or _version("cuda-bindings"),
         "cuda_core": _version("cuda-core"),
@@ -57,8 +52,8 @@ def digest(environment: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _gpu(torch: Any) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(0)
+def _gpu(torch: Any, index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
     return {
         "name": properties.name,
         "arch": f"sm_{properties.major}{properties.minor}",
@@ -66,58 +61,32 @@ def _gpu(torch: Any) -> dict[str, Any]:
         "memory_bytes": properties.total_memory,
         "l2_bytes": properties.L2_cache_size,
         "count": torch.cuda.device_count(),
-    } | _nvml()
+    } | board(telemetry.device_of(index))
 
 
-def _nvml() -> dict[str, Any]:
-    names = ("power_limit_w", "sm_clock_max_mhz", "memory_clock_max_mhz", "ecc", "mig")
-    nvml, handle = attempt(_nvml_handle) or (None, None)
-    if nvml is None:
-        return dict.fromkeys(names)
-    clock = nvml.ClockType
-    found = (
-        attempt(lambda: nvml.device_get_enforced_power_limit(handle) / 1000),
-        attempt(lambda: nvml.device_get_max_clock_info(handle, clock.CLOCK_SM)),
-        attempt(lambda: nvml.device_get_max_clock_info(handle, clock.CLOCK_MEM)),
-        attempt(lambda: bool(nvml.device_get_ecc_mode(handle)[0])),
-        attempt(lambda: bool(nvml.device_get_mig_mode(handle)[0])),
-    )
-    return dict(zip(names, found))
-
-
-def _nvml_handle() -> tuple[Any, Any]:
-    import torch
-    from cuda.bindings import nvml
-
-    nvml.init_v2()
-    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
-    return nvml, nvml.device_get_handle_by_uuid(uuid)
-
-
-def clocks() -> dict[str, Any] | None:
-    """Clocks (MHz), power (W) and temperature (°C) of the GPU now, each null where NVML does not say."""
-    found = attempt(_nvml_handle)
-    if found is None:
-        return None
-    nvml, handle = found
-    return {
-        "sm_mhz": attempt(lambda: nvml.device_get_clock_info(handle, nvml.ClockType.CLOCK_SM)),
-        "memory_mhz": attempt(lambda: nvml.device_get_clock_info(handle, nvml.ClockType.CLOCK_MEM)),
-        "power_w": attempt(lambda: nvml.device_get_power_usage(handle) / 1000),
-        "temperature_c": attempt(
-            lambda: nvml.device_get_temperature_v(handle, nvml.TemperatureSensors.TEMPERATURE_GPU)
-        ),
+def board(device: telemetry.Device | None) -> dict[str, Any]:
+    """What NVML says of how a GPU is set up: limits of power (W) and clocks (MHz), ECC, MIG, persistence."""
+    answers = {
+        "power_limit_w": lambda: device.ask("device_get_enforced_power_limit") / 1000,
+        "power_limit_default_w": lambda: device.ask("device_get_power_management_default_limit") / 1000,
+        "sm_clock_max_mhz": lambda: device.clock_mhz("device_get_max_clock_info", "CLOCK_SM"),
+        "memory_clock_max_mhz": lambda: device.clock_mhz("device_get_max_clock_info", "CLOCK_MEM"),
+        "ecc": lambda: bool(device.ask("device_get_ecc_mode")[0]),
+        "mig": lambda: bool(device.ask("device_get_mig_mode")[0]),
+        "persistence": lambda: bool(device.nvml.device_get_persistence_mode(device.handle)),
     }
+    return {name: attempt(find) for name, find in answers.items()}
 
 
-def _nvml_driver() -> str | None:
-    def find() -> str:
-        from cuda.bindings import nvml
+def clocks(index: int = 0) -> dict[str, Any] | None:
+    """Clocks (MHz), power (W), temperature (°C) of CUDA's device `index` now and what holds its clocks back, each null
+    where NVML does not say; None where it knows no such device."""
+    device = telemetry.device_of(index)
+    return device and telemetry.summary([telemetry.sample(device)])
 
-        nvml.init_v2()
-        return nvml.system_get_driver_version()
 
-    return attempt(find)
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 def _nvrtc() -> str:
