@@ -7,12 +7,11 @@ environment.json  {"runs": [{hash, started, command, environment, ceilings}, ...
 import json
 import os
 import time
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from harness import rows
-from harness.ceilings import Ceilings
+from harness.ceilings import recorded
 from harness.environment import ROOT
 
 RUNS = ROOT / "runs"
@@ -102,10 +101,7 @@ def _is_entry(entry: Any) -> bool:
         return False
     environment, ceilings = entry.get("environment", {}), entry.get("ceilings") or {}
     parts = [environment.get("host", {}), environment.get("git") or {}, ceilings]
-    names = {field.name for field in fields(Ceilings)}
-    return all(isinstance(part, dict) for part in parts) and (not ceilings or (
-        ceilings.keys() == names and all(isinstance(value, (int, float)) for value in ceilings.values())
-    ))
+    return all(isinstance(part, dict) for part in parts) and (not ceilings or recorded(ceilings))
 
 
 def _fresh() -> Path:

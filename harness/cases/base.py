@@ -114,11 +114,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Work:
-    """The least traffic and arithmetic of a call: each input read once, each output written once."""
+    """The least traffic and arithmetic of a call: each input read once, each output written once. `operands` is the
+    dtype that its matrix products multiply: "bf16", "fp16", "fp8"."""
 
     read_bytes: int
     written_bytes: int
     flops: int
+    operands: str = "bf16"
 
     @property
     def bytes(self) -> int:
