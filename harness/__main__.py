@@ -31,7 +31,8 @@ def parser() -> argparse.ArgumentParser:
     report = verbs.add_parser("report", help="REPORT.md and plots of a run")
     report.add_argument("folder", nargs="?", type=Path, help="a run's folder (default: runs/latest)")
     report.add_argument("--out", type=Path, help="where the report goes (default: the run's folder)")
-    verbs.add_parser("doctor", help="what this GPU reaches: copy, read, write, product; event tick; clocks")
+    doctor = verbs.add_parser("doctor", help="what this GPU reaches, its A/A noise, and whether it is fit to measure on")
+    doctor.add_argument("--json", action="store_true", help="as JSON")
     verbs.add_parser("env", help="the environment record as JSON")
     return top
 
@@ -151,13 +152,13 @@ def _env() -> int:
     return 0
 
 
-def _doctor() -> int:
+def _doctor(as_json: bool) -> int:
     if not gpu_present():
         print("No GPU was found: there is nothing to measure.", file=sys.stderr)
         return 3
     from harness.doctor import examine
 
-    return examine()
+    return examine(as_json)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -168,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
         "check": lambda: _run(arguments),
         "bench": lambda: _run(arguments),
         "report": lambda: _report(arguments),
-        "doctor": _doctor,
+        "doctor": lambda: _doctor(arguments.json),
         "env": _env,
     }
     try:
