@@ -105,6 +105,7 @@ class _Recorder:
 def make_backend() -> Any:
     """The GPU with the profile `quick`, or the CPU where there is none."""
     if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # several wait for one another whenever another process takes a core
         return Cpu()
     from harness.backend_gpu import Gpu
 
