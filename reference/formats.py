@@ -69,9 +69,13 @@ def encode_e2m1_stochastic(values, bits):
 
 
 def decode_e2m1(codes):
-    """E2M1 codes 0…15, one a byte, as float32. Shapes: any -> the same."""
-    magnitudes = torch.tensor(E2M1_VALUES, device=codes.device)
-    return torch.cat((magnitudes, -magnitudes))[codes.int()]
+    """E2M1 codes 0…15, one a byte, as float32: exponent e and mantissa m are m/2 for e = 0, else (1 + m/2)·2^(e − 1).
+
+    Shapes: any -> the same.
+    """
+    exponent, mantissa = codes.int() >> 1 & 3, codes.int() & 1
+    halves = torch.where(exponent == 0, mantissa, (2 + mantissa) << (exponent - 1).clamp(min=0))
+    return torch.where(codes & 8 != 0, -0.5, 0.5) * halves
 
 
 def pack_e2m1(codes):

@@ -29,7 +29,7 @@ def quantize(input, quantizer):
     arXiv:2310.10537; NVIDIA, "Pretraining Large Language Models with NVFP4", arXiv:2509.25149.
     """
     quantizers.check("quantize", input, quantizer)
-    return _QUANTIZE[type(quantizer)](input, formats.matrix(input).float(), quantizer)
+    return _QUANTIZE[type(quantizer)](input, formats.matrix(input).float().contiguous(), quantizer)
 
 
 @torch.no_grad()
@@ -124,7 +124,7 @@ def _hadamard(y):
 
     Stages of stride 1, 2, 4, 8 replace (a, b) by (a + b, a − b); the quarter comes last.
     """
-    v = y.reshape(-1, 16) * torch.tensor(_HADAMARD_SIGNS, dtype=torch.float32, device=y.device)
+    v = y.reshape(-1, 16) * torch.stack([y.new_full((), sign) for sign in _HADAMARD_SIGNS])
     for stride in (1, 2, 4, 8):
         a, b = v.reshape(v.shape[0], 8 // stride, 2, stride).unbind(2)
         v = torch.stack((a + b, a - b), 2)
