@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness import peers, style
+from harness import peers, style, table
 from harness.table import errors, time_us
 
 Cases = dict[str, dict[str, dict[str, Any]]]
@@ -19,8 +19,8 @@ BIG = 4_000_000  # bytes; below, the launch is what takes the time
 
 
 def speedup(cases: Cases) -> Figure | None:
-    """Bars of reference time / optimized time by shape, a panel a function, with the interval that the 95 %
-    intervals of both medians allow; the largest shapes where there are many."""
+    """Bars of reference time / optimized time by shape, a panel a function, with the 95 % interval over replicates, or
+    without replicates the one that the intervals of both medians allow; the largest shapes where there are many."""
     found = [of for of in cases.values() if time_us(of.get("optimized")) and time_us(of.get("reference"))]
     grouped = _by_function([of for of in found if not of["optimized"]["options"]] or found)
     if not grouped:
@@ -30,7 +30,7 @@ def speedup(cases: Cases) -> Figure | None:
         kept = sorted(sorted(members, key=_bytes)[-MOST_BARS:], key=_order)
         ratios = [_ratio(of["reference"], of["optimized"]) for of in kept]
         middle = [ratio[1] for ratio in ratios]
-        spread = [[m - low for low, m, _ in ratios], [high - m for _, m, high in ratios]]
+        spread = [[max(m - low, 0) for low, m, _ in ratios], [max(high - m, 0) for _, m, high in ratios]]
         panel.bar(
             range(len(kept)), middle, yerr=spread, color=style.COLOURS[0], width=0.7, error_kw={"lw": 0.8}
         )
@@ -188,6 +188,9 @@ def _by_function(found: list[dict[str, dict[str, Any]]]) -> dict[str, list[dict[
 
 
 def _ratio(slow: dict[str, Any], fast: dict[str, Any]) -> tuple[float, float, float]:
+    middle, low, high = table.speedup(fast, slow)
+    if low is not None and high is not None:
+        return low, middle, high
     a, b = slow["graph_us"], fast["graph_us"]
     return a["ci_low"] / b["ci_high"], a["median"] / b["median"], a["ci_high"] / b["ci_low"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness import folder, peers, rows
 from harness.ceilings import Ceilings
-from harness.table import cases, errors, ratio, time_us
+from harness.table import cases, errors, gpu_state, ratio, speedup, spread, time_us
 
 FIGURES = {
     "speedup": "Speed-up of optimized over reference",
@@ -103,7 +103,8 @@ def _headline(found: list[dict[str, Any]], grouped: dict, runs: list[dict[str, A
     checked = [row["parity"]["ok"] for row in found if row["parity"]]
     lines += [f"Parity: {sum(checked)} of {len(checked)} checked rows are right"] if checked else []
     speedups = [
-        value for of in grouped.values() if (value := ratio(of.get("optimized"), of.get("reference")))
+        value for of in grouped.values() if "optimized" in of
+        if (value := speedup(of["optimized"], of.get("reference"))[0])
     ]
     if speedups:
         mean = math.exp(sum(map(math.log, speedups)) / len(speedups))
@@ -125,6 +126,8 @@ def _headline(found: list[dict[str, Any]], grouped: dict, runs: list[dict[str, A
     ceilings = next((run["ceilings"] for run in reversed(runs) if run.get("ceilings")), None)
     if ceilings:
         lines.append(f"Measured ceilings: {Ceilings(**ceilings)}; event tick {ceilings['tick_us']:.3f} µs")
+    if state := gpu_state(found):
+        lines.append(f"GPU while it was measured: {state}")
     return ["\n".join(f"- {line}" for line in lines)]
 
 
@@ -171,8 +174,8 @@ def _tables(grouped: dict, on_gpu: bool) -> list[str]:
 
 def _gpu_lines(grouped: dict) -> list[str]:
     lines = [
-        "| case | graph µs | cold µs | TB/s | % limit | × copy | × ref. | best peer | host µs | status |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+        "| case | graph µs | ± % | cold µs | TB/s | % limit | × copy | × ref. | best peer | host µs | SM MHz | status |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for name, of in grouped.items():
         row = of.get("optimized") or next(iter(of.values()))
@@ -181,13 +184,15 @@ def _gpu_lines(grouped: dict) -> list[str]:
         beside = f"{peer[0]} {peer[1] / ours:.2f} ×" if peer and ours else ""
         figures = [
             _cell(ours, 2),
+            _cell(spread(row), 1),
             _cell(cold, 2),
             _cell(rate, 2),
             _cell(row["percent_of_limit"], 0),
             _cell(ratio(row, of.get("copy")), 2),
-            _cell(ratio(row, of.get("reference")), 2),
+            _interval(*speedup(row, of.get("reference"))),
             beside,
             _cell(row["host_us"], 1),
+            _cell((row["gpu_state"] or {}).get("sm_mhz"), 0),
             row["status"],
         ]
         lines.append(f"| {name} | {' | '.join(figures)} |")
@@ -238,3 +243,7 @@ def _failures(found: list[dict[str, Any]]) -> list[str]:
 
 def _cell(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
+
+
+def _interval(middle: float | None, low: float | None, high: float | None) -> str:
+    return _cell(middle, 2) + ("" if low is None or high is None else f" ({low:.2f} to {high:.2f})")

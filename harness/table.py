@@ -1,6 +1,7 @@
 """The tables that a run ends with, for a terminal of 100 columns."""
 
 from collections.abc import Iterable
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness import peers, rows
+from harness.subject import DOUBTS
 
 GOOD, FAIR, POOR = "green", "yellow", "red"
 
@@ -33,6 +35,33 @@ def ratio(row: dict[str, Any] | None, other: dict[str, Any] | None) -> float | N
     return theirs / ours if ours and theirs else None
 
 
+def speedup(row: dict[str, Any], reference: dict[str, Any] | None) -> tuple[float | None, ...]:
+    """(median, ci_low, ci_high) of how many times faster `row` is than the reference, replicate by replicate. Without
+    replicates the ratio of the medians, without an interval; without either None."""
+    measured = row["speedup"] or {"median": ratio(row, reference), "ci_low": None, "ci_high": None}
+    return measured["median"], measured["ci_low"], measured["ci_high"]
+
+
+def spread(row: dict[str, Any]) -> float | None:
+    """Half the range of the replicates' medians, in percent of their median; None where there is one replicate."""
+    medians = (row["replicates"] or {}).get("graph_us") or ()
+    return 50 * (max(medians) - min(medians)) / median(medians) if len(medians) > 1 else None
+
+
+def gpu_state(found: Iterable[dict[str, Any]]) -> str | None:
+    """The state of the GPU over all timed cases, in one line: SM clocks (medians of the cases), the most power and
+    heat, and what held the clocks back; None where nobody said."""
+    states = list({row["case"]: row["gpu_state"] for row in found if row["kind"] == "case" and row["gpu_state"]}.values())
+    clocks, power, heat = ([state[name] for state in states if state[name] is not None]
+                           for name in ("sm_mhz", "power_w", "temperature_c"))
+    parts = [f"SM clock {min(clocks):,.0f} to {max(clocks):,.0f} MHz"] if clocks else []
+    parts += [f"at most {max(power):,.0f} W"] if power else []
+    parts += [f"at most {max(heat):.0f} °C"] if heat else []
+    for name in sorted({name for state in states for name in state["reasons"] or ()}):
+        parts.append(f"{name} in {sum(name in (state['reasons'] or ()) for state in states)} of {len(states)} cases")
+    return "; ".join(parts) or None
+
+
 def show(console: Console, found: list[dict[str, Any]]) -> None:
     """Print what the rows say: the results, the compile report, the list of what failed."""
     grouped = cases(found)
@@ -41,7 +70,9 @@ def show(console: Console, found: list[dict[str, Any]]) -> None:
     compiled = [row for row in found if row["kind"] == "compile"]
     for of, table in ((on_gpu, gpu_table), (on_cpu, cpu_table), (compiled, compile_table)):
         if of:
-            console.print(table(of), "")
+            console.print(table(of))
+            state = gpu_state(found) if table is gpu_table else None
+            console.print(*([Text(state, style="dim")] if state else []), "", sep="\n")
     _show_failures(console, found)
 
 
@@ -58,19 +89,21 @@ def show_checks(console: Console, found: list[dict[str, Any]]) -> None:
 
 
 def gpu_table(grouped: dict[str, dict[str, dict[str, Any]]]) -> Table:
-    """One line a case: the optimized function's graph time, and what it is compared with."""
+    """One line a case: the optimized function's graph time, how far its replicates lie apart, and what it is compared
+    with."""
     gpu = next(row["gpu"] for of in grouped.values() for row in of.values())
     names = (
         "function",
         "shape",
         "dtype",
         ">µs",
+        ">± %",
         ">TB/s",
         ">% limit",
-        ">× copy",
-        ">× ref",
-        ">best peer",
-        "parity",
+        ">×copy",
+        ">×ref",
+        ">×best peer",
+        "verdict",
     )
     table = _table(f"{gpu}: optimized, µs of a replayed CUDA graph", names)
     previous = None
@@ -92,13 +125,14 @@ def _gpu_cells(row: dict[str, Any], of: dict[str, dict[str, Any]], previous: str
         row["shape"],
         _dtype(row),
         _number(ours),
+        _percent(spread(row)),
         _number(rate, 2),
         _graded(percent, 85, 70, "{:.0f}"),
         _number(ratio(row, of.get("copy")), 2),
-        _number(ratio(row, of.get("reference")), 1),
+        _interval(*speedup(row, of.get("reference"))),
         Text("")
         if ahead is None
-        else Text(f"{_short(peer[0])} {ahead:.2f}×", style=GOOD if ahead >= 1 else POOR),
+        else Text(f"{_short(peer[0])} {ahead:.2f}", style=GOOD if ahead >= 1 else POOR),
         _verdict(row),
     ]
 
@@ -152,12 +186,12 @@ def _table(title: str, names: Iterable[str]) -> Table:
     """An empty table; a name that begins with ">" heads a column of figures. Long case names are folded."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.padding = (0, 1, 0, 0)
-    for index, name in enumerate(names):
+    for name in names:
         heading = name.removeprefix(">")
         table.add_column(
             heading,
             justify="right" if name != heading else "left",
-            no_wrap=index > 0 and heading != "dtype",
+            no_wrap=heading not in ("case", "kernel", "dtype"),
             overflow="fold",
             min_width=len(heading),
         )
@@ -171,6 +205,16 @@ def _dtype(row: dict[str, Any]) -> str:
 
 def _number(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _interval(middle: float | None, low: float | None, high: float | None) -> str:
+    """A ratio, with half its interval relative to it where that is known: "7.4±0.3%"."""
+    half = "" if low is None or high is None else f"±{50 * (high - low) / middle:.1f}%"
+    return _number(middle) + half
 
 
 def _error(value: float | None) -> str:
@@ -188,11 +232,13 @@ def _graded(value: float | None, good: float, fair: float, form: str) -> Text:
 
 
 def _verdict(row: dict[str, Any]) -> Text:
-    status, right = row["status"], (row["parity"] or {}).get("ok")
+    """ok; a doubt about the time of a right result, in small letters; or what failed."""
+    status = row["status"]
     if status == "OK":
         return Text("ok", style=GOOD)
-    style = POOR if status in rows.FAILURES else FAIR
-    return Text(f"ok, {status}" if right and status not in rows.FAILURES else status, style=style)
+    if status in DOUBTS:
+        return Text(status.lower().replace("_", "-"), style=FAIR)
+    return Text(status, style=POOR if status in rows.FAILURES else FAIR)
 
 
 def _short(peer: str) -> str:

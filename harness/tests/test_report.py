@@ -96,26 +96,106 @@ def test_target_that_cannot_be_written_is_one_sentence(gpu_run, tmp_path):
         write(gpu_run, tmp_path / "file")
 
 
-@pytest.mark.parametrize("found", [synthetic.gpu_rows(), synthetic.cpu_rows()], ids=["H200", "host"])
-def test_terminal_table_fits_in_110_columns(found):
+def shown(found, width=100):
     from rich.console import Console
 
-    console = Console(width=110, record=True, quiet=True, file=open("/dev/null", "w"))
+    console = Console(width=width, record=True, quiet=True, file=open("/dev/null", "w"))
     console.quiet = False
     table.show(console, found)
-    text = console.export_text()
-    assert max(map(len, text.splitlines())) <= 110
+    return console.export_text()
+
+
+@pytest.mark.parametrize("found", [synthetic.gpu_rows(), synthetic.gpu_rows("smoke"), synthetic.cpu_rows()],
+                         ids=["H200", "smoke", "host"])
+def test_terminal_table_fits_in_100_columns(found):
+    text = shown(found)
+    assert max(map(len, text.splitlines())) <= 100
     assert "…" not in text
     for row in found:
         if row["kind"] == "case":
             assert f"{row['function']} " in text and f" {row['shape']} " in text
 
 
+def test_longest_verdict_still_fits():
+    cases = [synthetic.sweep("llm")[i] for i in (5, 59)]
+    found = [synthetic.gpu_row(case, "optimized", status=status, reason="") for case, status in zip(
+        cases, ("COMPILE_ERROR", "HOST_BOUND"))]
+    found += [synthetic.gpu_row(case, name) for case in cases for name in ("reference", "copy")]
+    text = shown(found)
+    lines = [line for line in text.splitlines() if line.startswith(("layernorm", "rmsnorm"))]
+    assert max(map(len, lines)) <= 100 and "COMPILE_ERROR" in text and "host-bound" in text
+
+
+def case_rows(name="rmsnorm_fwd 4096x8192 bf16"):
+    return {row["implementation"]: row for row in synthetic.gpu_rows() if row["case"] == name}
+
+
 def test_table_compares_with_copy_reference_and_best_peer():
-    found = [row for row in synthetic.gpu_rows() if row["case"] == "rmsnorm_fwd 4096x8192 bf16"]
-    of = table.cases(found)["rmsnorm_fwd 4096x8192 bf16"]
+    of = case_rows()
     ours, copy, reference = (of[name]["graph_us"]["median"] for name in ("optimized", "copy", "reference"))
     cells = [str(cell) for cell in table._gpu_cells(of["optimized"], of, None)]
     assert cells[:3] == ["rmsnorm_fwd", "4096x8192", "bf16"]
-    assert cells[6:8] == [f"{copy / ours:.2f}", f"{reference / ours:.1f}"]
-    assert cells[8].startswith("quack ") and cells[9] == "ok"
+    assert cells[4] == "0.4" and cells[7] == f"{copy / ours:.2f}"
+    measured = of["optimized"]["speedup"]
+    half = 50 * (measured["ci_high"] - measured["ci_low"]) / measured["median"]
+    assert half > 0 and cells[8] == f"{reference / ours:.1f}±{half:.1f}%"
+    assert cells[9].startswith("quack ") and cells[10] == "ok"
+
+
+def test_speedup_is_that_of_the_replicates_else_of_the_medians():
+    of = case_rows()
+    measured = {"median": 9.5, "ci_low": 9.4, "ci_high": 9.7}
+    assert table.speedup(of["optimized"] | {"speedup": measured}, of["reference"]) == (9.5, 9.4, 9.7)
+    medians = table.ratio(of["optimized"], of["reference"])
+    alone = of["optimized"] | {"speedup": None, "replicates": None}
+    assert table.speedup(alone, of["reference"]) == (medians, None, None)
+    assert table.speedup(alone, None) == (None, None, None)
+    once = of["optimized"] | {"speedup": measured | {"ci_low": None, "ci_high": None}}
+    assert str(table._gpu_cells(once, of, None)[8]) == "9.5"
+
+
+def test_spread_is_half_the_range_of_the_replicates():
+    row = case_rows()["optimized"]
+    assert table.spread(row | {"replicates": {"graph_us": [99.0, 100.0, 101.0]}}) == pytest.approx(1.0)
+    for alone in (None, {}, {"graph_us": [5.0]}, {"warm_us": [1.0, 2.0]}):
+        assert table.spread(row | {"replicates": alone}) is None
+
+
+def test_bars_of_the_speedup_figure_have_the_interval_of_the_replicates():
+    from harness import plots
+
+    of = case_rows()
+    measured = of["optimized"]["speedup"]
+    assert plots._ratio(of["reference"], of["optimized"]) == (
+        measured["ci_low"], measured["median"], measured["ci_high"])
+    low, middle, high = plots._ratio(of["reference"], of["optimized"] | {"speedup": None})
+    assert low < middle < high
+
+
+@pytest.mark.parametrize(("status", "words"), [
+    ("OK", "ok"), ("THROTTLED", "throttled"), ("NOISY", "noisy"), ("HOST_BOUND", "host-bound"),
+    ("FAIL_PARITY", "FAIL_PARITY"), ("INVALID", "INVALID"), ("SKIPPED", "SKIPPED"),
+])
+def test_verdict_tells_doubts_from_failures(status, words):
+    assert str(table._verdict(synthetic.gpu_row(synthetic.sweep("smoke")[0], "optimized", status=status))) == words
+
+
+def test_state_of_the_gpu_is_one_line_of_what_is_known():
+    def row(case, **state):
+        unknown = dict.fromkeys(("sm_mhz", "memory_mhz", "power_w", "temperature_c", "reasons"))
+        return {"kind": "case", "case": case, "gpu_state": unknown | state}
+
+    found = [row("a", sm_mhz=1980, power_w=300.2, reasons=[]), row("a", sm_mhz=1980, power_w=300.2, reasons=[]),
+             row("b", sm_mhz=1400, power_w=699.7, temperature_c=60, reasons=["sw_power_cap"])]
+    assert table.gpu_state(found) == (
+        "SM clock 1,400 to 1,980 MHz; at most 700 W; at most 60 °C; sw_power_cap in 1 of 2 cases")
+    assert table.gpu_state([row("a")]) is None
+    assert table.gpu_state([{"kind": "case", "case": "a", "gpu_state": None}]) is None
+
+
+def test_report_says_in_what_state_the_gpu_was(gpu_run):
+    text = (gpu_run / "REPORT.md").read_text()
+    assert "- GPU while it was measured: SM clock 1,817 to 1,960 MHz; at most 512 W" in text
+    assert "product bf16 775, fp8 1,390 TFLOP/s" in text
+    line = next(line for line in text.splitlines() if line.startswith("| rmsnorm_fwd 4096x8192 bf16 |"))
+    assert [cell.strip() for cell in line.split("|")][3] == "0.4" and " to " in line and "| 1940 | OK |" in line
