@@ -11,31 +11,8 @@ from harness import ceilings
 from harness.cases import Work
 from harness.ceilings import Ceilings, product_tflops, recorded
 from harness.environment import ROOT
-from harness.timing import SmClock
 
 H200 = Ceilings(4.0, 4.2, 4.3, 800.0, 0.032, fp16_tflops=790.0, fp8_tflops=1400.0)
-
-
-class Host:
-    """This CPU as a device: what has been called has finished; events are moments. Counts batches."""
-
-    tick_us, taken = 0.001, 0
-
-    def __init__(self):
-        self.clock = SmClock()
-
-    def __getattr__(self, name):
-        return lambda *_: None
-
-    def overslept(self):
-        self.taken += 1
-        return False
-
-    def mark(self):
-        return time.perf_counter()
-
-    def elapsed_us(self, start, end):
-        return (end - start) * 1e6
 
 
 @pytest.mark.parametrize(("operands", "rate"), [("bf16", 800), ("fp16", 790), ("fp8", 1400), ("fp32", 800)])
@@ -92,11 +69,11 @@ def test_product_is_that_of_its_operands_and_the_best_size_counts(monkeypatch, d
 
 
 def test_a_slow_chip_multiplies_small_matrices_only(monkeypatch):
-    device, shapes = Host(), [(32, 32, 32), (4096, 4096, 4096), (64, 32, 32)]
-    monkeypatch.setattr(ceilings, "PRODUCT_S", 0.05)
-    began = time.monotonic()
-    assert product_tflops(device, torch.randn(8192 * 4096), shapes) > 0
-    assert device.taken == 2 and time.monotonic() - began < 2
+    times = iter([10.0, 40.0])
+    monkeypatch.setattr(ceilings, "_best_us", lambda device, calls: next(times))
+    shapes = [(32, 32, 32), (1 << 16, 1 << 16, 1 << 10), (64, 32, 32)]
+    assert product_tflops(None, torch.randn(4096), shapes) == pytest.approx(2 * 32**3 / 10.0 / 1e6)
+    assert next(times, None) is None, "the large one alone is left out"
 
 
 def test_what_a_chip_lacks_is_none(monkeypatch):

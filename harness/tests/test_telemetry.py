@@ -180,10 +180,11 @@ def test_samples_follow_the_clocks_until_the_end(install):
     clocks = iter([1980, 1200, *[1500] * 1000])
     gpu = Gpu("GPU-a", device_get_clock_info=lambda kind: next(clocks) if kind == "SM" else 3201)
     install(Nvml(gpu))
+    began = time.monotonic()
     with Telemetry() as watch:
-        time.sleep(0.22)
+        time.sleep(0.25)
     taken = len(watch.samples)
-    assert 3 <= taken <= 6, "20 Hz"
+    assert 2 <= taken <= 2 + 20 * (time.monotonic() - began), "20 Hz, or fewer on a busy host"
     assert watch.loaded_mhz() == (1200, 1980)
     time.sleep(0.1)
     assert len(watch.samples) == taken
