@@ -16,6 +16,7 @@ from harness.sweeps import edge, smoke
 from harness.tests import cheats
 
 CASE = Case("rmsnorm_fwd", (32, 101))
+ON_BOTH = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 SMALL_CASES = [case for case in (*smoke(), *edge()) if case.rows * case.hidden <= 1 << 14]
 
 
@@ -30,8 +31,9 @@ def test_every_reference_agrees_with_the_oracle(case):
     assert set(verdict.errors) == {name for name in family_of(case.function).outputs if name}
 
 
-def test_an_honest_implementation_passes_with_every_flag():
-    verdict = parity.check(CASE, cheats.honest, "cpu", allocator=cheats.allocator)
+@ON_BOTH
+def test_an_honest_implementation_passes_with_every_flag(device):
+    verdict = parity.check(CASE, cheats.honest, device, allocator=cheats.allocator)
     assert verdict.ok, verdict.reason
     assert verdict.guards_ok and verdict.fully_written
     assert verdict.inputs_unchanged and verdict.bitwise_repeatable
@@ -40,17 +42,19 @@ def test_an_honest_implementation_passes_with_every_flag():
     assert json.loads(json.dumps(verdict.to_dict()))["ok"] is True
 
 
+@ON_BOTH
 @pytest.mark.parametrize("cheat", cheats.CHEATS, ids=lambda cheat: cheat.__name__)
-def test_a_cheat_fails_for_its_own_reason(cheat):
+def test_a_cheat_fails_for_its_own_reason(cheat, device):
     run = cheat() if inspect.isclass(cheat) else cheat
-    verdict = parity.check(CASE, run, "cpu", allocator=cheats.allocator)
+    verdict = parity.check(CASE, run, device, allocator=cheats.allocator)
     assert not verdict.ok
     assert cheats.CHEATS[cheat] in verdict.reason
 
 
+@ON_BOTH
 @pytest.mark.parametrize("cheat", [cheats.CachesByPointer, cheats.ReturnsThePreviousResult])
-def test_a_stale_result_fails_without_a_hook_too(cheat):
-    verdict = parity.check(CASE, cheat(), "cpu")
+def test_a_stale_result_fails_without_a_hook_too(cheat, device):
+    verdict = parity.check(CASE, cheat(), device)
     assert not verdict.ok and verdict.guards_ok is None and verdict.fully_written is None
 
 

@@ -1,0 +1,51 @@
+"""Whether what was timed is what was right: the timed path once more, on values that it has not seen, in stream order.
+
+Behind the blocker the inputs get other values at the same addresses, the path runs, and its results are copied at
+once, all of it issued before any of it runs. So nobody is right by an earlier result, by work on another stream (it
+reads the inputs before the blocker lets go, or writes after the copy), or by work put off until somebody waits; and a
+function that knows when it is timed meets what it met then: L2 flushed, the stream held.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from harness import guards, parity
+from harness.cases import Call, Case, family_of
+
+FRESH_SEED = 1_000_003  # of values that neither parity nor timing used
+
+
+def replayed(case: Case, call: Call, device: Any, replay: Callable[[], Any], results: tuple) -> str:
+    """Why `results`, the memory that `replay()` fills, are wrong for other values of `call`; "" if right."""
+
+    def run() -> tuple:
+        guards.poison(results)
+        replay()
+        return results
+
+    return _judged(case, call, device, run)
+
+
+def called(case: Case, call: Call, device: Any, run: Callable[[Call], tuple]) -> str:
+    """Why `run(call)` is wrong for other values of `call` when it runs as a cold sample does; "" if right."""
+
+    def cold() -> tuple:
+        device.flush()
+        return run(call)
+
+    return _judged(case, call, device, cold)
+
+
+def _judged(case: Case, call: Call, device: Any, run: Callable[[], tuple]) -> str:
+    fresh = family_of(case.function).make(case, call.tensors()[0].device, FRESH_SEED)
+    device.wait()
+    device.hold()
+    try:
+        guards.refill(call, fresh)
+        copies = tuple(each.clone() if isinstance(each, torch.Tensor) else each for each in run())
+    finally:
+        device.release()
+    device.wait()
+    return parity.after(case, call, copies)
