@@ -5,7 +5,6 @@ along a row; columnwise data has blocks down a column. An orientation that was n
 contiguous. Arrays of block scales are padded with zeros that are never read as data.
 """
 
-import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -13,60 +12,11 @@ from torch import Tensor
 
 from reference import formats
 from reference.arguments import (
-    FLOATS, are_tensors, is_dtype, is_flag, is_integer, is_number, kind, on_one_device, refuse
+    FLOATS, are_tensors, is_flag, is_integer, is_number, kind, on_one_device, refuse
 )
+from reference.quantized import QuantizedTensor
 
 STATISTICS = (torch.float32,)
-
-
-class QuantizedTensor:
-    """What the three kinds of quantized tensors share: frozen dataclasses of tensors, with `dtype` and `shape`.
-
-    `dtype` is the high-precision dtype that the tensor stands for, `shape` that of the tensor which was quantized.
-    `torch.save` keeps them, and `torch.load` takes them with weights_only. `_layout` gives the shape and the dtypes
-    of each field that the orientations at hand need.
-    """
-
-    def __post_init__(self):
-        data = self.columnwise_data if self.rowwise_data is None else self.rowwise_data
-        if data is None:
-            refuse(ValueError, type(self).__name__, "rowwise_data and columnwise_data are None, but one must not be")
-        if not isinstance(data, Tensor):
-            refuse(TypeError, type(self).__name__, f"data is {kind(data)}, but must be a torch.Tensor")
-        shape = self._matrix_shape() if self.shape is None else self.shape
-        object.__setattr__(self, "shape", torch.Size(shape))
-
-    @property
-    def device(self):
-        """Where the data is."""
-        return next(iter(self.tensors().values())).device
-
-    def tensors(self):
-        """The tensors that the fields hold, by name, without those that are None."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in fields.items() if isinstance(value, Tensor)}
-
-    def to(self, device):
-        """The same tensor on `device`; the tensors that are there already are shared, not copied."""
-        return dataclasses.replace(self, **{name: value.to(device) for name, value in self.tensors().items()})
-
-    @torch.no_grad()
-    def dequantize(self, dtype=None):
-        """float32 element · scale_inv, rounded once, to `dtype` or the dtype that the tensor stands for.
-
-        From rowwise data where there is some, else from columnwise data. Shapes: -> `shape`. Errors: those of `check`.
-        """
-        dtype = self.dtype if dtype is None else dtype
-        check("dequantize", self, dtype)
-        matrix = self._values_columnwise() if self.rowwise_data is None else self._values_rowwise()
-        return matrix.to(dtype).reshape(self.shape)
-
-    def __repr__(self):
-        given = self.tensors()
-        held = [f"{name}={value.dtype}{list(value.shape)}".replace("torch.", "") for name, value in given.items()]
-        size = sum(value.numel() * value.element_size() for value in given.values())
-        parts = [f"shape={tuple(self.shape)}", f"dtype={self.dtype}", *held, f"device={self.device}", f"{size} bytes"]
-        return f"{type(self).__name__}({', '.join(parts)})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,7 +38,7 @@ class Float8Tensor(QuantizedTensor):
     def _layout(self):
         return {
             "rowwise_data": (self.shape, formats.FP8),
-            "columnwise_data": (_matrix(self.shape)[::-1], formats.FP8),
+            "columnwise_data": (self._matrix[::-1], formats.FP8),
             "scale_inv": ((1,), (torch.float32,)),
         }
 
@@ -106,6 +56,8 @@ class MXFP8Tensor(QuantizedTensor):
     Both orientations were quantized from the high-precision values, and have the layout of the tensor.
     """
 
+    _block = formats.MXFP8_BLOCK
+
     rowwise_data: Tensor | None  # shape, float8_e4m3fn or float8_e5m2
     rowwise_scale_inv: Tensor | None  # (⌈rows/128⌉·128, ⌈(cols/32)/4⌉·4), uint8
     columnwise_data: Tensor | None  # shape, the same dtype
@@ -117,7 +69,7 @@ class MXFP8Tensor(QuantizedTensor):
         return (self.columnwise_data if self.rowwise_data is None else self.rowwise_data).shape
 
     def _layout(self):
-        (rows, cols), block = _matrix(self.shape), formats.MXFP8_BLOCK
+        (rows, cols), block = self._matrix, self._block
         return {
             "rowwise_data": (self.shape, formats.FP8),
             "rowwise_scale_inv": (formats.scale_shape(rows, cols // block), (torch.uint8,)),
@@ -144,6 +96,8 @@ class NVFP4Tensor(QuantizedTensor):
     that of the transposed matrix. A random Hadamard transform is not undone by `dequantize`.
     """
 
+    _block = formats.NVFP4_BLOCK
+
     rowwise_data: Tensor | None  # (..., cols/2), uint8
     rowwise_scale_inv: Tensor | None  # (⌈rows/128⌉·128, ⌈(cols/16)/4⌉·4), float8_e4m3fn
     rowwise_amax: Tensor | None  # (1,), float32
@@ -159,7 +113,7 @@ class NVFP4Tensor(QuantizedTensor):
         return torch.Size((2 * self.columnwise_data.shape[1], self.columnwise_data.shape[0]))
 
     def _layout(self):
-        (rows, cols), block = _matrix(self.shape), formats.NVFP4_BLOCK
+        (rows, cols), block = self._matrix, self._block
         return {
             "rowwise_data": ((*self.shape[:-1], cols // 2), (torch.uint8,)),
             "rowwise_scale_inv": (formats.scale_shape(rows, cols // block), (formats.E4M3,)),
@@ -206,17 +160,7 @@ def check(function, tensor, dtype):
     """Refuse what `dequantize` does not take: TypeError for types and dtypes, ValueError for shapes and devices."""
     if not isinstance(tensor, QuantizedTensor):
         refuse(TypeError, function, f"tensor is {kind(tensor)}, but must be a Float8Tensor, MXFP8Tensor or NVFP4Tensor")
-    is_dtype(function, "dtype", dtype, FLOATS)
-    absent = [name for name in ("rowwise", "columnwise") if getattr(tensor, f"{name}_data") is None]
-    wanted = {name: rule for name, rule in tensor._layout().items() if name.split("_")[0] not in absent}
-    values = {f"tensor.{name}": getattr(tensor, name) for name in wanted}
-    for (name, value), (shape, dtypes) in zip(values.items(), wanted.values()):
-        are_tensors(function, {name: value}, dtypes)
-        if value.shape != shape:
-            refuse(ValueError, function, f"{name} has shape {tuple(value.shape)}, but must have {tuple(shape)}")
-        if not value.is_contiguous():
-            refuse(ValueError, function, f"{name} has strides {value.stride()}, but must be contiguous")
-    on_one_device(function, values)
+    tensor.check(function, dtype)
 
 
 def norm_forward(function, input, weight, bias, *, eps, quantizer, sm_margin, zero_centered_gamma):
@@ -275,10 +219,6 @@ def _are_padded_scales(function, scale_inv):
     if scale_inv.dim() != 2 or scale_inv.shape[0] % 128 or scale_inv.shape[1] % 4:
         refuse(ValueError, function, f"scale_inv has shape {tuple(scale_inv.shape)}, but must have two dimensions, "
                                      "multiples of 128 and 4")
-
-
-def _matrix(shape):
-    return shape[:-1].numel(), shape[-1]
 
 
 def _unpadded(scale_inv, codes, block):

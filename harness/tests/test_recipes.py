@@ -111,7 +111,8 @@ def test_the_largest_leaves_the_history_in_time():
 def test_state_survives_a_checkpoint(make, tmp_path):
     def step(state):
         quantizer = state.quantizer("grad_output")
-        result = quantize(torch.randn(32, 32, generator=torch.Generator().manual_seed(state.step)).bfloat16(), quantizer)
+        x = torch.randn(32, 32, generator=torch.Generator().manual_seed(state.step)).bfloat16()
+        result = quantize(x, quantizer)
         state.update()
         return result.dequantize(torch.float32)
 
