@@ -1,6 +1,7 @@
 """`doctor`: what this GPU reaches, how far two measurements of one thing differ, and whether its state suits one."""
 
 import json
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +47,7 @@ def examine(as_json: bool = False) -> int:
 def examined(torch: Any) -> dict[str, Any]:
     """What there is to know of the current CUDA device: ceilings, clocks, processes, set-up, noise, and doubts.
 
-    Other processes are looked for before this one has a context, so that all that are found are others.
+    Other processes are looked for before this one has a context: in a container it may not know its own number there.
     """
     from harness.backend_gpu import Gpu
 
@@ -67,7 +68,7 @@ def examined(torch: Any) -> dict[str, Any]:
 
 
 def processes(device: Device | None) -> list[dict[str, Any]] | None:
-    """Processes with a context on a GPU: {pid, kind, memory_bytes}; None where NVML does not say."""
+    """Other processes with a context on a GPU: {pid, kind, memory_bytes}; None where NVML does not say."""
     listed = {
         kind: device and attempt(lambda kind=kind: list(getattr(device.nvml, f"device_get_{kind}_running_processes_v3")(
             device.handle))) for kind in ("compute", "graphics")
@@ -80,7 +81,7 @@ def processes(device: Device | None) -> list[dict[str, Any]] | None:
             "kind": kind,
             "memory_bytes": None if each.used_gpu_memory in (None, UNKNOWN_BYTES) else int(each.used_gpu_memory),
         }
-        for kind, group in listed.items() for each in group or ()
+        for kind, group in listed.items() for each in group or () if each.pid != os.getpid()
     ]
 
 

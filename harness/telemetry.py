@@ -73,11 +73,13 @@ def device_of(index: int = 0) -> Device | None:
     Found by its UUID, which CUDA itself gives where it already runs, else `visible_devices`.
     """
     nvml = library()
-    handles = (attempt(lambda uuid=uuid: nvml.device_get_handle_by_uuid(uuid)) for uuid in _uuids(index))
-    handle = nvml and next((each for each in handles if each is not None), None)
-    if handle is None:
-        return None
-    return Device(nvml, attempt(lambda: nvml.device_get_device_handle_from_mig_device_handle(handle)) or handle)
+    for uuid in _uuids(index):
+        handle = attempt(lambda uuid=uuid: nvml.device_get_handle_by_uuid(uuid))
+        if handle is not None and uuid.startswith("MIG-"):
+            handle = attempt(lambda handle=handle: nvml.device_get_device_handle_from_mig_device_handle(handle))
+        if handle is not None:
+            return Device(nvml, handle)
+    return None
 
 
 def _uuids(index: int) -> list[str]:

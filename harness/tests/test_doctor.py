@@ -1,6 +1,7 @@
 """The doctor's verdict from facts, and the examination of a GPU that is a value."""
 
 import json
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -63,7 +64,8 @@ def process(pid, memory):
 
 
 def test_processes_of_both_kinds_are_listed():
-    gpu = Gpu("GPU-a", device_get_compute_running_processes_v3=[process(11, 1 << 20), process(12, 2**64 - 1)],
+    gpu = Gpu("GPU-a", device_get_compute_running_processes_v3=[process(11, 1 << 20), process(12, 2**64 - 1),
+                                                                 process(os.getpid(), 9)],
               device_get_graphics_running_processes_v3=[process(13, 5)])
     assert processes(Device(Nvml(gpu), gpu)) == [
         {"pid": 11, "kind": "compute", "memory_bytes": 1 << 20},

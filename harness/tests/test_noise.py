@@ -2,11 +2,15 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from harness import noise
+from harness.implementations import Implementation
 from harness.noise import Noise, case_of, spread
+from harness.tests.fake_device import NOMINAL_MHZ
+from harness.tests.test_backend_gpu import gpu, runs  # noqa: F401 - `gpu` is a fixture
 
 SIGMA = 0.01
 
@@ -122,3 +126,23 @@ def test_a_failure_has_a_reason_and_no_figures(small):
     found = noise.measure(Backend(lambda: [50.0] * 5, "CRASH"))
     assert {(each.status, each.reason, each.noise_percent) for each in found} == {
         ("CRASH", "RuntimeError: launch failed", None)}
+
+
+def test_the_engine_itself_gives_the_medians(small, gpu, monkeypatch):
+    """On a device whose clock drifts by 5 % and whose calls jitter by 1 %: the drift falls on both alike."""
+    draw = random.Random(2)
+    gpu.name, gpu.limits = "cpu", replace(gpu.limits, replicates=5)
+    gpu.ceilings = replace(gpu.ceilings, read_tbs=1e6, write_tbs=1e6)
+    gpu.device.mhz = lambda us: NOMINAL_MHZ * (1 + 0.05 * math.sin(us / 2e6))
+    run = runs(gpu, 50.0)
+
+    def jittered(call):
+        gpu.device.launch(abs(draw.gauss(0, 0.5)))
+        return run(call)
+
+    prepared = Implementation("optimized", lambda: None, lambda case, call: jittered)
+    monkeypatch.setitem(noise.IMPLEMENTATIONS, "optimized", prepared)
+    for each in noise.measure(gpu):
+        assert each.status in ("OK", "NOISY"), each.reason
+        assert each.time_us == pytest.approx(50, rel=0.06)
+        assert 0 < each.noise_percent < 1.0 and abs(each.bias_percent) < 1.0
