@@ -13,7 +13,9 @@ import torch
 
 from harness import guards, parity
 from harness.cases import Call, Case, family_of
+from harness.device import STAMP_NS
 
+CLOCK_TOLERANCE = 0.1
 FRESH_SEED = 1_000_003  # of values that neither parity nor timing used
 
 
@@ -36,6 +38,24 @@ def called(case: Case, call: Call, device: Any, run: Callable[[Call], tuple]) ->
         return run(call)
 
     return _judged(case, call, device, cold)
+
+
+def clock(device: Any) -> str:
+    """Why the device's events are not to be believed; "" if they are: of a kernel that itself counts nanoseconds, they
+    must say what it does."""
+    device.wait()
+    device.hold()
+    try:
+        start = device.mark()
+        device.stamp()
+        end = device.mark()
+    finally:
+        device.release()
+    device.wait()
+    found, counted = device.elapsed_us(start, end), STAMP_NS / 1e3
+    if abs(found / counted - 1) <= CLOCK_TOLERANCE:
+        return ""
+    return f"events say {found:.1f} µs of a kernel that counts {counted:.1f} µs"
 
 
 def _judged(case: Case, call: Call, device: Any, run: Callable[[], tuple]) -> str:

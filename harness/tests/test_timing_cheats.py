@@ -78,6 +78,15 @@ def test_fresh_values_in_stream_order_show_it(cheat):
     assert reason.startswith(words)
 
 
+@pytest.mark.parametrize("factor", [0.5, 0.8, 1.25, 2.0])
+def test_a_clock_that_lies_is_found_out(factor):
+    machine = cheats.Machine()
+    assert confirm.clock(machine) == ""
+    true = machine.elapsed_us
+    machine.elapsed_us = lambda start, end: factor * true(start, end)
+    assert confirm.clock(machine) == f"events say {factor * 50:.1f} µs of a kernel that counts 50.0 µs"
+
+
 @pytest.mark.xfail(strict=True, reason="the backend replays the graph alone, on the values that it was timed with")
 @pytest.mark.parametrize("cheat", cheats.CAUGHT_BY_FRESH_VALUES, ids=by_name)
 def test_the_backend_shows_it(backend, cheat):
@@ -154,6 +163,15 @@ def test_fresh_values_show_what_a_graph_remembers(cuda):
     for run, right in ((cheats.right, True), (copy, False)):
         graph, results = device.capture([partial(run, call)] * 3, 1)
         assert (confirm.replayed(CASE, call, here, graph.replay, results[-1]) == "") == right
+
+
+@pytest.mark.gpu
+def test_the_events_of_a_gpu_are_believed(cuda, monkeypatch):
+    here, _ = cuda
+    assert confirm.clock(here) == ""
+    true = torch.cuda.Event.elapsed_time
+    monkeypatch.setattr(torch.cuda.Event, "elapsed_time", lambda start, end: true(start, end) / 2)
+    assert "events say" in confirm.clock(here)
 
 
 @pytest.mark.gpu

@@ -254,14 +254,14 @@ def sets_the_clock_back(machine):
     return honest(machine)
 
 
-REPLAYED = "the timed graph, replayed: y: "
+REPLAYED = "the timed graph, replayed: "
 CAUGHT = {
     works_on_another_stream: ("FAIL_PARITY", REPLAYED),
     forks_and_never_joins: ("CRASH", "unjoined work"),
     works_only_outside_graphs: ("FAIL_PARITY", REPLAYED),
     defers: ("FAIL_PARITY", REPLAYED),
     does_half_when_captured: ("FAIL_PARITY", REPLAYED),
-    rounds_when_captured: ("FAIL_PARITY", REPLAYED + "error max"),
+    rounds_when_captured: ("FAIL_PARITY", ": error max"),
 }
 """What a replay of the timed graph catches, whatever the size."""
 
