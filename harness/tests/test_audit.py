@@ -61,6 +61,8 @@ def test_the_tensors_decide_and_not_the_case():
     half, _ = made(replace(CASE, shape=(32, 256)))
     assert "bytes read" in audit(CASE, half, results)[1] and "flops" in audit(CASE, half, results)[1]
     assert "bytes written" in audit(CASE, call, (results[0].float(), results[1]))[1]
+    repeated = results[0][:1].expand_as(results[0])
+    assert "bytes written, its tensors 1,536" in audit(CASE, call, (repeated, results[1]))[1]
     dz, x, add, *rest = call.args
     assert "its tensors 66,816" in audit(CASE, Call((dz, x, x, *rest), {}), results)[1]
 

@@ -218,3 +218,33 @@ def test_an_exception_inside_passes_and_the_thread_ends(install):
 def test_asking_neither_imports_torch_nor_starts_cuda():
     words = "import sys; from harness.telemetry import *; visible_devices(); device_of(0); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", words], cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.gpu
+def test_devices_without_cuda_are_those_with_it():
+    import torch
+
+    if telemetry.library() is None:
+        pytest.skip("this machine has no NVML")
+    seen = [
+        (index, str(torch.cuda.get_device_properties(index).uuid), torch.cuda.get_device_name(index))
+        for index in range(torch.cuda.device_count())
+    ]
+    assert [(index, uuid.split("-", 1)[1], name) for index, uuid, name in visible_devices()] == seen
+
+
+@pytest.mark.gpu
+def test_state_of_this_gpu_under_load():
+    import torch
+
+    if telemetry.library() is None:
+        pytest.skip("this machine has no NVML")
+    a = torch.randn(4096, 4096, device="cuda")
+    with Telemetry() as watch:
+        began = time.monotonic()
+        while time.monotonic() - began < 0.5:
+            torch.mm(a, a)
+            torch.cuda.synchronize()
+    state = watch.state()
+    assert len(watch.samples) >= 5 and None not in state.values()
+    assert 200 < state["sm_mhz"] < 4000 and 20 < state["power_w"] < 2000 and watch.loaded_mhz()
