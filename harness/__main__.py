@@ -1,4 +1,4 @@
-"""The command line: python -m harness {list,check,bench,report,doctor,env}. What is slow to import comes
+"""The command line: python -m harness {list,check,bench,merge,report,doctor,env}. What is slow to import comes
 later."""
 
 import argparse
@@ -6,12 +6,12 @@ import ctypes
 import json
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.options import PROFILES, Options, UsageError, checked
+from harness.options import PROFILES, Options, UsageError, checked, of_launcher, parse_devices, parse_shard
 from harness.rows import RowsError
+from harness.telemetry import visible_devices
 
 NO_GPU = "No GPU was found: measuring what one CPU thread can show (references, torch.compile, the compile report)."
 
@@ -21,13 +21,17 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m harness", description="Parity and speed of reference against optimized."
     )
-    verbs = top.add_subparsers(dest="verb", required=True, metavar="{list,check,bench,report,doctor,env}")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="{list,check,bench,merge,report,doctor,env}")
     for verb, text in (
-        ("list", "the cases, with bytes, flops and estimated time"),
+        ("list", "the cases, with bytes, flops, memory and estimated time"),
         ("check", "parity only"),
         ("bench", "parity, then timing"),
     ):
         _case_arguments(verbs.add_parser(verb, help=text, description=text), verb)
+    text = "join the folders of shards into one; refuses rows that contradict each other"
+    merge = verbs.add_parser("merge", help=text, description=text)
+    merge.add_argument("out", type=Path, help="the folder to make")
+    merge.add_argument("folders", nargs="+", type=Path, metavar="folder", help="a run's folder")
     report = verbs.add_parser("report", help="REPORT.md and plots of a run")
     report.add_argument("folder", nargs="?", type=Path, help="a run's folder (default: runs/latest)")
     report.add_argument("--out", type=Path, help="where the report goes (default: the run's folder)")
@@ -65,13 +69,23 @@ def _case_arguments(verb: argparse.ArgumentParser, name: str) -> None:
         help='a case by its name: "rmsnorm_fwd 4096x5000 bf16"',
     )
     add("--seed", type=int, default=0, help="of the inputs")
+    add("--shard", metavar="I/N", help="only the I-th of N shares of the cases (torchrun: that of its RANK)")
     if name == "list":
         add("--json", action="store_true", help="as JSON")
-        return
+    else:
+        _run_arguments(verb)
+
+
+def _run_arguments(verb: argparse.ArgumentParser) -> None:
+    add, rows = verb.add_argument, verb.add_mutually_exclusive_group().add_argument
     add("--out", type=Path, help="the run's folder (default: runs/<timestamp>, and runs/latest points at it)")
     add("--dry-run", action="store_true", help="say what would run")
-    add("--resume", action="store_true", help="skip what the folder (default: runs/latest) has rows of")
+    rows("--resume", action="store_true", help="skip what the folder (default: runs/latest) has rows of")
+    rows("--rerun-failed", action="store_true", help="as --resume, but run again what failed or is in doubt")
+    rows("--fresh", action="store_true", help="drop the rows that the folder holds")
     add("--budget", type=float, metavar="SECONDS", help="start no case after this time")
+    add("--timeout", type=float, metavar="SECONDS", help="for each step of an implementation; longer means it hangs")
+    add("--devices", metavar="I,J", help="the GPUs to use, each with a worker of its own (default: 0)")
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
@@ -80,7 +94,9 @@ def options_of(arguments: argparse.Namespace) -> Options:
     def split(values: list[str]) -> tuple[str, ...]:
         return tuple(word.strip() for value in values for word in value.split(","))
 
-    return checked(Options(
+    modes = {"resume": "resume", "rerun_failed": "rerun", "fresh": "fresh"}
+    devices, shard = getattr(arguments, "devices", None), arguments.shard
+    options = checked(Options(
         verb=arguments.verb,
         profile=arguments.profile,
         sweep=arguments.sweep,
@@ -93,9 +109,13 @@ def options_of(arguments: argparse.Namespace) -> Options:
         keyword=arguments.keyword,
         seed=arguments.seed,
         out=getattr(arguments, "out", None),
-        resume=getattr(arguments, "resume", False),
+        mode=next((mode for name, mode in modes.items() if getattr(arguments, name, False)), "new"),
         budget_s=getattr(arguments, "budget", None),
+        timeout_s=getattr(arguments, "timeout", None),
+        shard=parse_shard(shard) if shard else (1, 1),
+        devices=parse_devices(devices) if devices is not None else (),
     ))
+    return options if shard else of_launcher(options, os.environ)
 
 
 def gpu_present() -> bool:
@@ -107,29 +127,44 @@ def gpu_present() -> bool:
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
+def gpus() -> list[tuple[int, str, str]]:
+    """(index, UUID, name) of the GPUs of this process; nameless where there is one, but no NVML."""
+    return visible_devices() or ([(0, "", "")] if gpu_present() else [])
+
+
 def _run(arguments: argparse.Namespace) -> int:
-    options = options_of(arguments)
-    if arguments.dry_run:
-        return _list(arguments, options)
-    present = gpu_present()
+    options, visible = options_of(arguments), gpus()
+    if arguments.devices and not visible:
+        raise UsageError(f"--devices {arguments.devices}: no GPU was found")
     what = f"sweep {options.sweep or options.limits.sweep}, profile {options.profile}"
-    print(f"twinbench {options.verb}: {what}" if present else NO_GPU, flush=True)
+    if not arguments.dry_run:
+        print(f"twinbench {options.verb}: {what}" if visible else NO_GPU, flush=True)
     import torch
 
+    from harness import place
+    from harness.backend_cpu import without_gpu
     from harness.progress import Reporter
 
-    if present and not torch.cuda.is_available():
+    if visible and torch.version.cuda is None:
         print(f"PyTorch {torch.__version__} cannot use the GPU: measuring what a CPU can show.", flush=True)
+        visible = []
+    options = options if visible else without_gpu(options)
+    where = place.of_gpus(options, visible) if visible else place.of_cpu()
+    if arguments.dry_run:
+        return _dry_run(options, where)
     from harness.runner import Run
 
-    if torch.cuda.is_available():
-        from harness.backend_gpu import Gpu
+    return Run(options, where, Reporter()).execute()
 
-        return Run(options, partial(Gpu, options.limits), Reporter()).execute()
-    from harness.backend_cpu import Cpu, without_gpu
 
-    torch.set_num_threads(1)  # several wait for one another whenever another process takes a core
-    return Run(without_gpu(options), Cpu, Reporter()).execute()
+def _dry_run(options: Options, where: Any) -> int:
+    from harness import folder, listing, schedule
+    from harness.progress import open_console
+
+    known = folder.known_at(folder.goes_on_at(options.out, options.mode), options.mode)
+    cpu = None if where.name == "cuda" else where.make(0)
+    tasks = schedule.missing(schedule.tasks(options, cpu)[1], options.seed, where.name, known)
+    return listing.show_tasks(tasks, False, open_console())
 
 
 def _list(arguments: argparse.Namespace, options: Options) -> int:
@@ -137,6 +172,12 @@ def _list(arguments: argparse.Namespace, options: Options) -> int:
     from harness.progress import open_console
 
     return show(options, getattr(arguments, "json", False), open_console())
+
+
+def _merge(arguments: argparse.Namespace) -> int:
+    from harness.merge import merge
+
+    return merge(arguments.out, arguments.folders)
 
 
 def _report(arguments: argparse.Namespace) -> int:
@@ -168,6 +209,7 @@ def main(argv: list[str] | None = None) -> int:
         "list": lambda: _list(arguments, options_of(arguments)),
         "check": lambda: _run(arguments),
         "bench": lambda: _run(arguments),
+        "merge": lambda: _merge(arguments),
         "report": lambda: _report(arguments),
         "doctor": lambda: _doctor(arguments.json),
         "env": _env,

@@ -1,14 +1,16 @@
 """A run's folder: rows, the environment that they were measured in, and what the report makes of them.
 
-rows.jsonl        one line a row
-environment.json  {"runs": [{hash, started, command, environment, ceilings}, ...]}, one entry a process
+rows.jsonl        one line a row; of several of one identity the last stands
+samples.jsonl     one line a timed row: its identity and every sample kept, {column: [µs per call, ...]}; not for git
+environment.json  {"runs": [{hash, started, command, environment, ceilings, ...}, ...]}, one entry a worker process
 """
 
+import fcntl
 import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from harness import rows
 from harness.ceilings import recorded
@@ -18,32 +20,61 @@ RUNS = ROOT / "runs"
 LATEST = RUNS / "latest"
 
 
+class Known:
+    """Which rows a run need not make any more: those that are there, but for the ones that `mend` makes anew."""
+
+    def __init__(self, found: list[dict[str, Any]], mend: bool = False):
+        self._stand = {rows.identity(row): not mend or row["status"] in rows.FINAL for row in found}
+
+    def stands(self, row: dict[str, Any]) -> bool:
+        """Whether there is a row of the same identity that stays."""
+        return self._stand.get(rows.identity(row), False)
+
+    def mendable(self, row: dict[str, Any]) -> bool:
+        """Whether there is a row of the same identity that another is to replace."""
+        return self._stand.get(rows.identity(row)) is False
+
+    def add(self, row: dict[str, Any]) -> None:
+        """A row that was made now, and stays."""
+        self._stand[rows.identity(row)] = True
+
+
 class RunFolder:
     """Opens `path` for writing, or makes runs/<timestamp>/ and lets runs/latest point at it.
 
-    With `resume` and no `path`, runs/latest goes on, if there is one. Raises `rows.RowsError`, in one sentence,
-    for a folder that cannot be written, and for one that holds rows already when `resume` is not set or when they are
-    those of another verb: a checked row is not a measured one.
+    `mode` is what becomes of rows that are there already: "new" wants none; "resume" keeps them; "rerun" keeps them,
+    but makes those anew that another try may mend; "fresh" drops them. With "resume" or "rerun" and no `path`,
+    runs/latest goes on, if there is one. Raises `rows.RowsError`, in one sentence, for a folder that cannot be
+    written, that another process writes to, that holds rows already and should not, or whose rows are those of
+    another verb: a checked row is not a measured one.
     """
 
-    def __init__(self, path: Path | None, resume: bool = False, verb: str = "bench"):
-        again = resume and LATEST.exists()
-        self.path = Path(path) if path else (LATEST.resolve() if again else _fresh())
+    def __init__(self, path: Path | None, mode: str = "new", verb: str = "bench"):
+        goes_on = mode in ("resume", "rerun")
+        self.path = goes_on_at(path, mode) or _fresh()
         self.rows_path = self.path / "rows.jsonl"
         try:
-            if self.rows_path.exists() and not resume:
+            if self.rows_path.exists() and mode == "new":
                 raise rows.RowsError(
-                    f"{self.path} holds rows already; add --resume to continue them, or take another --out"
+                    f"{self.path} holds rows already; add --resume, --rerun-failed or --fresh, or take another --out"
                 )
             self.path.mkdir(parents=True, exist_ok=True)
-            self.known = rows.read(self.rows_path) if self.rows_path.exists() else []
+            self._lock = _locked(self.rows_path)
+            if mode == "fresh":
+                self._drop()
+            self.found = rows.latest(rows.read(self.rows_path))
             self._refuse_another(verb)
-            self._writer = rows.Writer(self.rows_path)
-            if not path and not again:
+            self._writer, self._samples = rows.Writer(self.rows_path), None
+            if not path and not (goes_on and LATEST.exists()):
                 _point_latest(self.path)
         except OSError as error:
             raise rows.RowsError(f"cannot write {self.path}: {error.strerror}") from None
-        self._done = {rows.identity(row) for row in self.known}
+        self.known = Known(self.found, mend=mode == "rerun")
+
+    def _drop(self) -> None:
+        self.rows_path.write_bytes(b"")
+        for name in ("samples.jsonl", "environment.json"):
+            (self.path / name).unlink(missing_ok=True)
 
     def _refuse_another(self, verb: str) -> None:
         for entry in describe(self.path):
@@ -51,29 +82,53 @@ class RunFolder:
             if words and words != [verb]:
                 raise rows.RowsError(f"{shown(self.path)} holds rows of {words[0]}: {verb} cannot go on with them")
 
-    def has(self, row: dict[str, Any]) -> bool:
-        """Whether the folder holds a row of the same identity."""
-        return rows.identity(row) in self._done
+    def refuse_other(self, gpu: str | None) -> None:
+        """Raises RowsError where the rows that are there come from another GPU than `gpu`, or from a CPU."""
+        for other in {row["gpu"] for row in self.found} - {gpu}:
+            raise rows.RowsError(
+                f"{shown(self.path)} holds rows of {other or 'a CPU'}: {gpu or 'a CPU'} cannot go on with them"
+            )
 
-    def write(self, row: dict[str, Any]) -> None:
-        """Append one row; it is on the disk when this returns."""
+    def write(self, row: dict[str, Any], samples: dict[str, list[float]] | None = None) -> None:
+        """Append one row, and its samples (column -> µs per call) to samples.jsonl; both are on the disk when this
+        returns."""
+        if samples:
+            self._samples = self._samples or rows.Writer(self.path / "samples.jsonl")
+            self._samples.write({name: row[name] for name in rows.IDENTITY} | {"samples_us": samples})
         self._writer.write(row)
-        self.known.append(row)
-        self._done.add(rows.identity(row))
+        self.known.add(row)
 
     def describe(self, entry: dict[str, Any]) -> None:
-        """Add one entry to environment.json, whole or not at all."""
-        runs = describe(self.path) + [rows.strict(entry)]
-        target, part = self.path / "environment.json", self.path / "environment.json.part"
-        try:
-            part.write_text(json.dumps({"runs": runs}, indent=1, allow_nan=False) + "\n")
-            part.replace(target)
-        except OSError as error:
-            raise rows.RowsError(f"cannot write {target}: {error.strerror}") from None
+        """Add one entry to environment.json."""
+        record(self.path, [*describe(self.path), rows.strict(entry)])
 
     def close(self) -> None:
-        """Close the rows file."""
-        self._writer.close()
+        """Close the files of rows and samples."""
+        for file in filter(None, (self._writer, self._samples, self._lock)):
+            file.close()
+
+
+def goes_on_at(path: Path | None, mode: str) -> Path | None:
+    """The folder that a run writes to: `path`, or the latest one where it goes on; None for a new one."""
+    if path or mode not in ("resume", "rerun") or not LATEST.exists():
+        return path and Path(path)
+    return LATEST.resolve()
+
+
+def known_at(path: Path | None, mode: str) -> Known:
+    """What a run in a mode would find known in a folder, which need not be there."""
+    there = path and mode in ("resume", "rerun") and (path / "rows.jsonl").exists()
+    return Known(rows.latest(rows.read(path / "rows.jsonl")) if there else [], mend=mode == "rerun")
+
+
+def record(path: Path, runs: list[dict[str, Any]]) -> None:
+    """Write environment.json with these entries, whole or not at all."""
+    target, part = path / "environment.json", path / "environment.json.part"
+    try:
+        part.write_text(json.dumps({"runs": runs}, indent=1, allow_nan=False) + "\n")
+        part.replace(target)
+    except OSError as error:
+        raise rows.RowsError(f"cannot write {target}: {error.strerror}") from None
 
 
 def describe(path: Path) -> list[dict[str, Any]]:
@@ -93,6 +148,19 @@ def shown(path: Path) -> str:
     """The path as a person types it: relative to the current folder where it lies under it."""
     path, here = Path(path).resolve(), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _locked(path: Path) -> IO[bytes]:
+    """The file, opened and locked until it is closed. Raises RowsError where another process has it."""
+    file = open(path, "ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise rows.RowsError(f"{shown(path)} is being written by another run") from None
+    except OSError:
+        return file  # a file system without locks: nothing tells
+    return file
 
 
 def _is_entry(entry: Any) -> bool:

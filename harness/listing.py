@@ -6,26 +6,26 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from harness.cases import Case, family_of
-from harness.options import Options, cases, implementations
+from harness import schedule
+from harness.cases import family_of
+from harness.memory import needed_bytes
+from harness.options import Options
+from harness.schedule import Task
 
-COPY_TBS = 4.28  # of an H200: what the estimates stand on
-CASE_S, PASSES = 0.6, 3000  # a case takes about CASE_S and PASSES times its bytes at the copy rate
 
+def entries(tasks: list[Task]) -> list[dict[str, Any]]:
+    """One dict a case: name, function, shape, dtype, recipe, options, implementations, bytes, flops, memory_bytes,
+    limit_us, about_s.
 
-def entries(options: Options) -> list[dict[str, Any]]:
-    """One dict a case: name, function, shape, dtype, recipe, options, bytes, flops, memory_bytes, limit_us,
-    about_s.
-
-    `limit_us` is the time of an H200 that moves the bytes at its copy rate; `about_s` a rough guess of what
-    the whole case, parity included, takes there.
+    `memory_bytes` is what the case needs on a GPU to be checked and timed, `limit_us` the time of an H200 that moves
+    the bytes at its copy rate, `about_s` a rough guess of what the whole case, parity included, takes there.
     """
-    return [_entry(case) for case in cases(options)]
+    return [_entry(task) for task in tasks]
 
 
-def _entry(case: Case) -> dict[str, Any]:
+def _entry(task: Task) -> dict[str, Any]:
+    case = task.case
     work = family_of(case.function).work(case)
-    seconds = work.bytes / COPY_TBS / 1e12
     return {
         "name": case.name,
         "function": case.function,
@@ -33,17 +33,23 @@ def _entry(case: Case) -> dict[str, Any]:
         "dtype": case.dtype,
         "recipe": case.recipe,
         "options": dict(case.options),
+        "implementations": task.names,
         "bytes": work.bytes,
         "flops": work.flops,
-        "memory_bytes": max(work.bytes, 3 * (60 << 20)),
-        "limit_us": round(seconds * 1e6, 2),
-        "about_s": round(CASE_S + PASSES * seconds, 2),
+        "memory_bytes": needed_bytes(case, task.names),
+        "limit_us": round(schedule.limit_us(case), 2),
+        "about_s": round(task.about_s, 2),
     }
 
 
 def show(options: Options, as_json: bool, out: Console) -> int:
-    """Print the cases as JSON or as a table; the exit code is 0."""
-    found, names = entries(options), ", ".join(implementations(options))
+    """Print the cases that are asked for as JSON or as a table; the exit code is 0."""
+    return show_tasks(schedule.tasks(options)[1], as_json, out)
+
+
+def show_tasks(tasks: list[Task], as_json: bool, out: Console) -> int:
+    """Print tasks as JSON or as a table; the exit code is 0."""
+    found, names = entries(tasks), ", ".join(dict.fromkeys(name for task in tasks for name in task.names))
     if as_json:
         print(json.dumps(found, indent=1))
         return 0
@@ -61,5 +67,6 @@ def show(options: Options, as_json: bool, out: Console) -> int:
         table.add_row(one["name"], *(f"{figure:,.1f}" for figure in figures))
     out.print(table)
     minutes, seconds = divmod(round(sum(one["about_s"] for one in found)), 60)
-    out.print(f"{len(found)} cases of {names}; about {minutes}:{seconds:02} min on an H200")
+    of = f" of {names}" if names else ""
+    out.print(f"{len(found)} cases{of}; about {minutes}:{seconds:02} min on an H200")
     return 0

@@ -3,8 +3,9 @@
 import ast
 import difflib
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,22 @@ class UsageError(Exception):
 
 @dataclass(frozen=True)
 class Profile:
-    """How much a run takes: its sweep, the seconds that one column of one row may take, its warm-up, and how many
-    times each row is measured anew."""
+    """How much a run takes: its sweep, the seconds that one column of one row may take, its warm-up, how many times
+    each row is measured anew, and after how long a step of an implementation counts as hanging."""
 
     sweep: str
     cap_s: float
     warm_up_s: float
     replicates: int
     implementations: tuple[str, ...]
+    timeout_s: float = 120.0
 
 
 # `compiled` costs seconds of compilation at each shape: it is measured where there is time, or where asked.
 PROFILES = {
     "quick": Profile("smoke", 0.1, 0.3, 1, ("reference", "optimized", "copy")),
-    "ci": Profile("llm", 0.5, 1.0, 5, ("reference", "optimized", "copy")),
-    "full": Profile("all", 2.0, 3.0, 10, ("reference", "compiled", "optimized", "copy")),
+    "ci": Profile("llm", 0.5, 1.0, 5, ("reference", "optimized", "copy"), 180.0),
+    "full": Profile("all", 2.0, 3.0, 10, ("reference", "compiled", "optimized", "copy"), 600.0),
 }
 
 
@@ -49,22 +51,62 @@ class Options:
     keyword: str | None = None
     seed: int = 0
     out: Path | None = None
-    resume: bool = False
+    mode: str = "new"
     budget_s: float | None = None
+    timeout_s: float | None = None
+    shard: tuple[int, int] = (1, 1)
+    devices: tuple[int, ...] = ()
 
     @property
     def limits(self) -> Profile:
         """The profile's numbers."""
         return PROFILES[self.profile]
 
+    @property
+    def step_limit_s(self) -> float:
+        """Seconds that one step of one implementation of a case may take."""
+        return self.timeout_s or self.limits.timeout_s
+
 
 def checked(options: Options) -> Options:
     """The options themselves. Raises UsageError for a number that nothing could be done with."""
-    if options.budget_s is not None and not 0 < options.budget_s < math.inf:
-        raise UsageError(f"--budget {options.budget_s:g} is not a number of seconds above 0")
+    for name, seconds in (("--budget", options.budget_s), ("--timeout", options.timeout_s)):
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise UsageError(f"{name} {seconds:g} is not a number of seconds above 0")
     if not -(2**63) <= options.seed < 2**64:
         raise UsageError(f"--seed {options.seed} does not fit in 64 bits")
     return options
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """(I, N) of "I/N", the I-th of N shares, from 1. Raises UsageError."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise UsageError(f"--shard {text!r} is not I/N with I from 1 to N, as in 2/4")
+    return int(found[1]), int(found[2])
+
+
+def parse_devices(text: str) -> tuple[int, ...]:
+    """Indices of CUDA devices, as in "0,1", each once. Raises UsageError."""
+    if not re.fullmatch(r"\s*\d{1,4}\s*(,\s*\d{1,4}\s*)*", text):
+        raise UsageError(f"--devices {text!r} is not a list of device numbers, as in 0,1")
+    return tuple(dict.fromkeys(map(int, text.split(","))))
+
+
+def of_launcher(options: Options, environ: Mapping[str, str]) -> Options:
+    """The options of one process of `torchrun`: its share of the cases, its GPU and, below --out, its own folder.
+
+    What the command line says of shard and devices stands. Raises UsageError for variables that make no sense.
+    """
+    if options.shard != (1, 1) or environ.get("WORLD_SIZE", "1") == "1":
+        return options
+    rank, size = environ.get("RANK", ""), environ["WORLD_SIZE"]
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        raise UsageError(f"RANK={rank!r} and WORLD_SIZE={size!r} are not those of a process of torchrun")
+    local = environ.get("LOCAL_RANK", "")
+    shard = (int(rank) + 1, int(size))
+    out = options.out and options.out / f"shard-{shard[0]}-of-{shard[1]}"
+    return replace(options, shard=shard, out=out, devices=options.devices or parse_devices(local or "0"))
 
 
 def pick(kind: str, names: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:

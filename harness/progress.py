@@ -34,14 +34,16 @@ class Reporter:
         self._live = self.console.is_terminal
         self._progress = None
         self._done, self._total, self._began = 0, 0, 0.0
+        self._done_s, self._total_s = 0.0, 0.0
 
     def say(self, message: str) -> None:
         """One message of the run itself."""
         self.console.print(message, markup=False, soft_wrap=not self._live)
 
-    def start(self, total: int, what: str = "cases") -> None:
-        """Begin a stretch of `total` steps."""
+    def start(self, total: int, total_s: float, what: str = "cases") -> None:
+        """Begin a stretch of `total` steps, guessed to take `total_s` seconds; only shares of it count."""
         self._done, self._total, self._began = 0, total, time.monotonic()
+        self._done_s, self._total_s = 0.0, total_s
         if self._live:
             self._progress = Progress(
                 SpinnerColumn(),
@@ -62,9 +64,10 @@ class Reporter:
         if self._progress:
             self._progress.update(self._task, description=name)
 
-    def finish(self, name: str, rows: list[dict[str, Any]]) -> None:
-        """A step is done, with these rows: the plain line, or the bar moves on. Failures are always shown."""
-        self._done += 1
+    def finish(self, name: str, rows: list[dict[str, Any]], about_s: float) -> None:
+        """A step that was guessed to take `about_s` is done, with these rows: the plain line, or the bar moves on.
+        Failures are always shown."""
+        self._done, self._done_s = self._done + 1, self._done_s + about_s
         line = (
             f"[{self._done:>{len(str(self._total))}}/{self._total}] {name}: {outcome(rows)}; {self._left()}"
         )
@@ -83,7 +86,7 @@ class Reporter:
 
     def _left(self) -> str:
         spent = time.monotonic() - self._began
-        seconds = round(spent / self._done * (self._total - self._done))
+        seconds = round(spent / self._done_s * max(self._total_s - self._done_s, 0.0))
         return (
             f"{seconds // 60}:{seconds % 60:02} left" if self._done < self._total else f"{spent:.0f} s in all"
         )

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ STATUSES = (
     "SKIPPED",
 )
 KINDS = ("case", "compile")
+FINAL = ("OK", "UNSUPPORTED", "SKIPPED")  # another try would give the same, or nothing better
 FAILURES = ("FAIL_PARITY", "TIMEOUT", "CRASH", "COMPILE_ERROR", "INVALID")
 IDENTITY = (
     "kind",
@@ -110,6 +111,11 @@ def row(**fields: Any) -> dict[str, Any]:
 def identity(row: dict[str, Any]) -> str:
     """What a row is about, as one string: two rows with the same identity measure the same thing."""
     return json.dumps([row.get(name) for name in IDENTITY], sort_keys=True)
+
+
+def latest(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that stand: of each identity the last, where the first one was."""
+    return list({identity(row): row for row in found}.values())
 
 
 def strict(value: Any) -> Any:

@@ -1,135 +1,201 @@
-"""A run: choose the cases, find the device, measure case after case, keep every row."""
+"""A run: choose the cases, let a worker on each device measure case after case, keep every row."""
 
+import asyncio
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
-from harness import compile_report, rows, table
-from harness import options as chosen
-from harness.case_run import CaseRun
-from harness.environment import clocks, digest, record
+from harness import case_run, compile_report, rows, schedule, table
+from harness.case_server import CaseServer
+from harness.compile_ahead import Kernels
+from harness.compile_report import Request
 from harness.folder import RunFolder, shown
 from harness.options import Options
+from harness.place import Place
 from harness.progress import Reporter
-from harness.subject import DeviceLost
+from harness.schedule import Task
+from harness.seat import CannotStart, Seat
+from harness.workers import WorkerProcess
 
 INTERRUPTED, FAILED = 130, 1
+MODES = ("--resume", "--rerun-failed", "--fresh")
 
 
 class Run:
-    """One call of `bench` or `check`. `make_backend()` gives harness.backend_gpu.Gpu or
-    harness.backend_cpu.Cpu; it is called last, when arguments and folder have been found good."""
+    """One call of `bench` or `check` at a place. This process never touches a GPU: `start(make_server, limit_s)`
+    gives the workers that do."""
 
-    def __init__(self, options: Options, make_backend: Callable[[], Any], reporter: Reporter):
-        self.options, self.reporter, self.timed = options, reporter, options.verb == "bench"
-        self.began = time.monotonic()
-        self.cases, self.names = chosen.cases(options), chosen.implementations(options)
-        self.folder = RunFolder(options.out, options.resume, options.verb)
-        self.backend = make_backend()
-        self.on_gpu = self.backend.name == "cuda"
-        self.earlier = len(self.folder.known)
-        self.left = len(self.cases)
+    def __init__(
+        self, options: Options, place: Place, reporter: Reporter,
+        start: Callable[..., Awaitable[Any]] = WorkerProcess.start,
+    ):
+        self.options, self.place, self.reporter = options, place, reporter
+        self.timed, self.on_gpu, self.start = options.verb == "bench", place.name == "cuda", start
+        self.began, self.written, self.refusals = time.monotonic(), [], []
+        self.kernels: asyncio.Future[Kernels | None] | None = None
+        cpu = None if self.on_gpu else place.make(0)
+        self.asked, planned = schedule.tasks(options, cpu)
+        self.folder = RunFolder(options.out, options.mode, options.verb)
+        self.tasks = schedule.missing(planned, options.seed, place.name, self.folder.known)
+        self.queue, self.left = deque(self.tasks), len(self.tasks)
+        if not {task.case for task in planned} <= set(self.asked):
+            reporter.say("Cases are cut to about a million elements each, in fewer rows: this is a CPU.")
 
     def execute(self) -> int:
-        """Do it. Every finished row is kept; the code is 0, 1 where a row failed, 130 after Ctrl-C."""
+        """Do it. Every finished row is kept; the code is 0, 1 where a row failed or no worker could be started, 130
+        after Ctrl-C."""
         interrupted = False
         try:
-            with _termination_as_interrupt():
-                common = self._describe()
-                self._measure(common, *self._compiled(common))
-        except KeyboardInterrupt:
+            asyncio.run(self._all())
+        except (KeyboardInterrupt, asyncio.CancelledError):
             interrupted = True
-        except DeviceLost as lost:
-            self.reporter.say(f"The GPU stopped answering at {lost}.")
         finally:
             self.reporter.stop()
             self.folder.close()
         return self._conclude(interrupted)
 
-    def _describe(self) -> dict[str, Any]:
-        environment, ceilings = record(), self.backend.ceilings
-        common = {"seed": self.options.seed, "environment": digest(environment)}
-        self.folder.describe(
-            {
-                "hash": common["environment"],
-                "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "command": asked(sys.argv[1:]),
-                "environment": environment,
-                "ceilings": ceilings.to_dict() if ceilings else None,
-                "clocks": clocks(),
-            }
-        )
-        if ceilings:
-            self.reporter.say(f"{self.backend.gpu}: {ceilings}")
-        return common
+    async def _all(self) -> None:
+        loop, main = asyncio.get_running_loop(), asyncio.current_task()
+        for sign in (signal.SIGINT, signal.SIGTERM):  # a polite kill is a Ctrl-C: the run says where its rows are
+            loop.add_signal_handler(sign, main.cancel)
+        self.kernels = loop.create_future()
+        self.reporter.start(len(self.tasks), sum(task.about_s for task in self.tasks))
+        seats = [Seat(self._server(index), self.start, partial(self._greet, index)) for index in self.place.indices]
+        jobs = [asyncio.create_task(job) for job in (self._serve_all(seats), self._compile(len(seats)))]
+        try:
+            await asyncio.gather(*jobs)
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
 
-    def _compiled(self, common: dict[str, Any]) -> tuple[dict, dict]:
-        """Plans and binaries of the cases' kernels: compiled before the first case, on all cores. Without a
-        GPU they are what there is to see of the kernels, and become rows of their own."""
-        if not ("optimized" in self.names if self.on_gpu else self.timed):
-            return {}, {}
-        began, chip = time.monotonic(), self.backend.chip()
-        planned, refused = compile_report.plans(self.cases, chip)
-        binaries = compile_report.compile_all(map(compile_report.request, planned.values()), chip.arch)
-        hits = sum(not isinstance(binary, str) and binary.cache_hit for binary in binaries.values())
-        self.reporter.say(
-            f"{len(binaries)} kernels for {chip.arch} in {time.monotonic() - began:.1f} s, {hits} cached"
-        )
-        if not self.on_gpu:  # on a GPU the run of a case says why it has no kernel
-            common = {"device": "cpu"} | common
-            for row in (
-                *compile_report.compile_rows(planned, binaries, **common),
-                *compile_report.refused_rows(refused, **common),
-            ):
-                if not self.folder.has(row):
-                    self.folder.write(row)
-        return planned, binaries
+    async def _serve_all(self, seats: list[Seat]) -> None:
+        jobs = [asyncio.create_task(self._serve(seat)) for seat in seats]
+        try:
+            await asyncio.gather(*jobs)
+        finally:
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+        if not self.kernels.done():  # nothing was started: nothing is to be compiled
+            self.kernels.set_result(None)
 
-    def _measure(self, common: dict[str, Any], planned: dict, binaries: dict) -> None:
-        cases = self.cases if self.on_gpu else self.backend.cases(self.cases)
-        if any(cut not in self.cases for cut in cases):
-            self.reporter.say("Cases are cut to about a million elements each, in fewer rows: this is a CPU.")
-        self.left = len(cases)
-        self.reporter.start(len(cases))
-        for case in cases:
-            if self.options.budget_s is not None and time.monotonic() - self.began > self.options.budget_s:
-                return
-            plan = planned.get(case)
-            kernel = (plan, binaries[compile_report.request(plan)]) if plan and self.on_gpu else None
-            run = CaseRun(case, self.backend, common, kernel)
-            names = [
-                name for name in self.backend.names(case, self.names) if not self.folder.has(run.blank(name))
-            ]
-            self.reporter.begin(case.name)
-            written = []
-            for row in run.run(names, self.timed):
-                self.folder.write(row)
-                written.append(row)
-            self.left -= 1
-            self.reporter.finish(case.name, written)
+    async def _serve(self, seat: Seat) -> None:
+        """Let one seat take case after case, until none is left."""
+        try:
+            if not self.tasks and not self.on_gpu:
+                await seat.worker("")  # for the record of the environment: kernels may be missing
+            while self.queue and not self._spent():
+                task = self.queue.popleft()
+                try:
+                    await self._measure(seat, task)
+                except CannotStart:
+                    self.queue.extendleft(schedule.missing([task], self.options.seed, self.place.name, self.folder.known))
+                    raise
+        except CannotStart as error:
+            self.refusals.append(str(error))
+        finally:
+            await seat.stop()
+
+    async def _measure(self, seat: Seat, task: Task) -> None:
+        self.reporter.begin(task.case.name)
+        await seat.worker(task.family)
+        kernels = await self.kernels
+        kernel = await kernels.of(task.case) if kernels and self.on_gpu and "optimized" in task.names else None
+        written: list[dict[str, Any]] = []
+
+        def keep(row: dict[str, Any], samples: dict[str, list[float]]) -> None:
+            self._write(row, samples)
+            written.append(row)
+
+        await seat.measure(task, kernel, self.options.step_limit_s, keep)
+        self.left -= 1
+        self.reporter.finish(task.case.name, written, task.about_s)
+
+    def _spent(self) -> bool:
+        budget_s = self.options.budget_s
+        return budget_s is not None and time.monotonic() - self.began > budget_s
+
+    def _write(self, row: dict[str, Any], samples: dict[str, list[float]]) -> None:
+        self.folder.write(row, samples)
+        self.written.append(row)
+
+    def _server(self, index: int) -> Callable[[], Any]:
+        return partial(CaseServer, self.place.make, index, self.options.seed, self.timed)
+
+    def _greet(self, index: int, hello: dict[str, Any]) -> None:
+        """Hear a new worker: keep the record of its environment; the first one also tells the chip."""
+        self.folder.refuse_other(hello["common"]["gpu"])
+        self.folder.describe({
+            "hash": hello["common"]["environment"],
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "command": asked(sys.argv[1:]),
+            "device_index": index,
+            "environment": hello["environment"],
+            "ceilings": hello["ceilings"],
+            "clocks": hello["clocks"],
+        })
+        if not self.kernels.done():
+            if hello["summary"]:
+                self.reporter.say(f"{hello['common']['gpu']}: {hello['summary']}")
+            self.common = hello["common"]
+            self.kernels.set_result(self._planned(hello["chip"]))
+
+    def _planned(self, chip: Any) -> Kernels | None:
+        """The kernels that the run wants. Without a GPU they are those of the cases as they were asked for, of which
+        each shard has its share: then they are what there is to see of the kernels."""
+        if self.on_gpu:
+            cases = [task.case for task in self.tasks if "optimized" in task.names]
+            mine = cases
+        else:
+            cases = self.asked if self.timed else []
+            mine = schedule.share(cases, self.options.shard)
+        return Kernels(cases, mine, chip, self.start, self.options.step_limit_s) if mine else None
+
+    async def _compile(self, spare: int) -> None:
+        """Compile ahead; where there is no GPU, write a row for each kernel."""
+        kernels = await self.kernels
+        if kernels is None:
+            return
+
+        def keep(request: Request, binary: Any) -> None:
+            if not self.on_gpu:  # on a GPU the rows of a case say what became of its kernel
+                found = {request: binary}
+                self._write_new(compile_report.compile_rows(kernels.planned, found, **self.common))
+
+        if not self.on_gpu:
+            self._write_new(compile_report.refused_rows(kernels.refused, **self.common))
+        self.reporter.say(await kernels.compile(spare, keep))
+
+    def _write_new(self, found: list[dict[str, Any]]) -> None:
+        for row in found:
+            if not self.folder.known.stands(row):
+                self._write(row, {})
 
     def _conclude(self, interrupted: bool) -> int:
-        # From the file: an interrupt may fall between a row's last byte and its being counted.
-        found, where = rows.read(self.folder.rows_path), shown(self.folder.path)
+        found, where = rows.latest(rows.read(self.folder.rows_path)), shown(self.folder.path)
         if found and self.timed:
             table.show(self.reporter.console, found)
         elif found:
             table.show_checks(self.reporter.console, found)
-        failed = [row for row in found[self.earlier :] if row["status"] in rows.FAILURES]
+        failed = [row for row in self.written if row["status"] in rows.FAILURES]
         self.reporter.say(f"{len(found)} rows in {where}/rows.jsonl, {time.monotonic() - self.began:.0f} s")
+        for refusal in self.refusals:
+            self.reporter.say(refusal)
         if self.left:
             why = "Interrupted" if interrupted else "Not finished"
             self.reporter.say(f"{why}, cases left: {self.left}; go on with: {self._resume_command(where)}")
         if failed:
             self.reporter.say(f"{len(failed)} rows failed; they are listed above")
-        return INTERRUPTED if interrupted else FAILED if failed else 0
+        return INTERRUPTED if interrupted else FAILED if failed or self.refusals else 0
 
     def _resume_command(self, where: str) -> str:
-        words = [word for word in sys.argv[1:] if word != "--resume"]
+        words = [word for word in sys.argv[1:] if word not in MODES]
         out = [] if self.options.out else ["--out", where]
         return shlex.join(["python", "-m", "harness", *words, *out, "--resume"])
 
@@ -141,17 +207,3 @@ def asked(words: list[str]) -> str:
         if not word.startswith("--out") and not (i and words[i - 1] == "--out")
     ]
     return shlex.join(["python", "-m", "harness", *kept])
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """A polite kill is a Ctrl-C: the run says where its rows are."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -29,6 +29,9 @@ class Backend:
     def alive(self):
         return self.lost is None
 
+    def free_bytes(self):
+        return None
+
     def time(self, case, call, runs):
         self.timed.append((case, [subject.name for subject, _ in runs]))
         for subject, _ in runs:

@@ -124,8 +124,8 @@ def test_folder_refuses_to_mix_runs_and_resumes_when_asked(tmp_path):
     first.close()
     with pytest.raises(RowsError, match="--resume"):
         RunFolder(tmp_path / "run")
-    again = RunFolder(tmp_path / "run", resume=True)
-    assert again.has(some(seed=1)) and not again.has(some(seed=2))
+    again = RunFolder(tmp_path / "run", mode="resume")
+    assert again.known.stands(some(seed=1)) and not again.known.stands(some(seed=2))
 
 
 def test_environment_entries_accumulate(tmp_path):
@@ -160,9 +160,10 @@ def runs(tmp_path, monkeypatch):
 
 
 def test_resuming_with_no_run_yet_begins_one(runs):
-    first = RunFolder(None, resume=True)
+    first = RunFolder(None, mode="resume")
     first.write(some(seed=1))
-    assert (runs / "latest").is_symlink() and RunFolder(None, resume=True).has(some(seed=1))
+    first.close()
+    assert (runs / "latest").is_symlink() and RunFolder(None, mode="resume").known.stands(some(seed=1))
     assert RunFolder(None).path != first.path
 
 

@@ -13,13 +13,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness import backend_cpu, rows, runner
+from harness import backend_cpu, case_server, rows, runner
 from harness.backend_cpu import Cpu
 from harness.environment import ROOT
 from harness.implementations import IMPLEMENTATIONS
 from harness.options import Options
+from harness.place import of_cpu, of_gpus
 from harness.progress import Reporter
 from harness.runner import Run
+from harness.telemetry import visible_devices
+from harness.tests.inline_worker import InlineWorker
 
 CASES = ("rmsnorm_fwd 3x16 bf16", "rmsnorm_bwd 2x8 fp32")
 
@@ -27,7 +30,7 @@ CASES = ("rmsnorm_fwd 3x16 bf16", "rmsnorm_bwd 2x8 fp32")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(backend_cpu, "CAP_S", 0.0)
-    monkeypatch.setattr(runner, "record", lambda: {"torch": "1"})
+    monkeypatch.setattr(case_server, "record", lambda index: {"torch": "1"})
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def run(out, verb="check", names=("reference",), **fields):
     """Exit code, rows and what was printed."""
     text = io.StringIO()
     options = Options(verb=verb, names=CASES, implementations=names, out=out, **fields)
-    code = Run(options, Cpu, Reporter(Console(file=text))).execute()
+    code = Run(options, of_cpu(), Reporter(Console(file=text)), InlineWorker.start).execute()
     return code, rows.read(out / "rows.jsonl"), text.getvalue()
 
 
@@ -114,16 +117,18 @@ def test_unavailable_implementation_is_skipped_with_its_reason(tmp_path, monkeyp
     assert {(row["status"], row["reason"]) for row in found} == {("SKIPPED", "no GPU of that kind")}
 
 
-def test_lost_device_ends_the_run_and_blames_the_right_row(tmp_path, implement, monkeypatch):
+def test_lost_device_costs_its_row_and_a_fresh_worker_does_the_others(tmp_path, implement, monkeypatch):
     def crash(case, call):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     implement("compiled", crash)
     monkeypatch.setattr(Cpu, "alive", lambda self: False)
-    code, found, text = run(tmp_path / "run", names=("compiled", "reference"))
+    started = []
+    monkeypatch.setattr(case_server, "clocks", started.append)
+    code, found, _ = run(tmp_path / "run", names=("compiled", "reference"))
     assert code == 1
-    assert [(row["implementation"], row["status"]) for row in found] == [("compiled", "CRASH")]
-    assert "stopped answering" in text and "--resume" in text
+    assert [(row["implementation"], row["status"]) for row in found] == 2 * [("compiled", "CRASH"), ("reference", "OK")]
+    assert "illegal memory access" in found[0]["reason"] and len(started) == 3
 
 
 def test_resume_measures_only_what_is_missing(tmp_path, implement):
@@ -133,7 +138,7 @@ def test_resume_measures_only_what_is_missing(tmp_path, implement):
     calls = []
     reference = IMPLEMENTATIONS["reference"].prepare
     implement("reference", lambda case, call: calls.append(case.name) or reference(case, call))
-    code, found, _ = run(tmp_path / "run", resume=True)
+    code, found, _ = run(tmp_path / "run", mode="resume")
     assert code == 0
     assert calls == [CASES[1]]
     assert [row["case"] for row in found] == list(CASES)
@@ -193,11 +198,10 @@ def test_killed_run_keeps_its_rows(tmp_path):
 
 @pytest.mark.gpu
 def test_real_gpu_run(tmp_path):
-    from harness.backend_gpu import Gpu
-
     names = ("reference", "optimized", "copy")
     options = Options(names=("rmsnorm_fwd 4096x4096 bf16",), implementations=names, out=tmp_path / "run")
-    assert Run(options, lambda: Gpu(options.limits), Reporter(Console(file=io.StringIO()))).execute() == 0
+    place = of_gpus(options, visible_devices())
+    assert Run(options, place, Reporter(Console(file=io.StringIO()))).execute() == 0
     found = {row["implementation"]: row for row in rows.read(tmp_path / "run" / "rows.jsonl")}
     ours = found["optimized"]
     assert ours["status"] in ("OK", "NOISY") and ours["parity"]["ok"]

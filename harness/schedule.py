@@ -1,0 +1,82 @@
+"""What a run takes in which order: cases with their implementations, what each costs, and one share of several."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness import options as chosen
+from harness.case_run import blank
+from harness.cases import FAMILIES, Case, family_of
+from harness.folder import Known
+from harness.options import Options
+
+COPY_TBS = 4.28  # of an H200: what the estimates stand on
+CASE_S, PASSES = 0.6, 3000  # a case takes about CASE_S and PASSES times its bytes at the copy rate
+
+
+@dataclass(frozen=True)
+class Task:
+    """A case, and the implementations that are to be run for it."""
+
+    case: Case
+    names: tuple[str, ...]
+
+    @property
+    def family(self) -> str:
+        """The file of harness/cases that the function's family is in: a worker runs cases of one."""
+        return type(FAMILIES[self.case.function]).__module__
+
+    @property
+    def about_s(self) -> float:
+        """A rough guess of what the case, parity included, takes on an H200."""
+        return about_s(self.case)
+
+
+def about_s(case: Case) -> float:
+    """A rough guess of what a case, parity included, takes on an H200."""
+    return CASE_S + PASSES * limit_us(case) / 1e6
+
+
+def limit_us(case: Case) -> float:
+    """The time of an H200 that moves the bytes of the case at its copy rate."""
+    return family_of(case.function).work(case).bytes / COPY_TBS / 1e6
+
+
+def share(cases: Sequence[Case], shard: tuple[int, int]) -> list[Case]:
+    """The cases of share I of N (from 1), in order. The shares are disjoint, are all cases together, and cost about
+    the same: the dearest case first, each goes where least is."""
+    number, count = shard
+    loads, mine = [0.0] * count, []
+    for index in sorted(range(len(cases)), key=lambda index: -about_s(cases[index])):
+        least = loads.index(min(loads))
+        loads[least] += about_s(cases[index])
+        if least == number - 1:
+            mine.append(index)
+    return [cases[index] for index in sorted(mine)]
+
+
+def tasks(options: Options, cpu: Any = None) -> tuple[list[Case], list[Task]]:
+    """The cases that are asked for, and what is to be run: tasks of this share, families one after the other.
+
+    On a machine without a GPU `cpu`, the backend, cuts the cases and says which implementations it takes.
+    Raises UsageError as options.cases does.
+    """
+    asked, names = chosen.cases(options), chosen.implementations(options)
+    cases = cpu.cases(asked) if cpu else asked
+    every = {case: Task(case, tuple(cpu.names(case, names) if cpu else names)) for case in cases}
+    mine = [every[case] for case in share(cases, options.shard)]
+    families = list(dict.fromkeys(task.family for task in mine))
+    return asked, sorted(mine, key=lambda task: families.index(task.family))
+
+
+def missing(planned: Iterable[Task], seed: int, device: str, known: Known) -> list[Task]:
+    """The tasks with what `known` lacks. A case with a row that is to be replaced is run again as a whole: its ratios
+    come from one measurement."""
+    found = []
+    for task in planned:
+        blanks = {name: blank(task.case, name, seed=seed, device=device) for name in task.names}
+        if not any(known.mendable(row) for row in blanks.values()):
+            task = Task(task.case, tuple(name for name, row in blanks.items() if not known.stands(row)))
+        if task.names:
+            found.append(task)
+    return found
