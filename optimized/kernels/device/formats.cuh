@@ -1,0 +1,128 @@
+#pragma once
+#include "device/ptx/convert.cuh"
+
+// Casts between float32 and E4M3, E5M2, E2M1 and E8M0, to the bit as reference/formats.py has them.
+
+using u8 = unsigned char;
+
+constexpr float kFloatMax = 3.402823466e+38f;
+constexpr u32 kExponent = 0x7F800000u, kNan = 0x7FC00000u;
+
+struct ToNearest {
+  static __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
+};
+struct Down {
+  static __device__ __forceinline__ float add(float a, float b) { return __fadd_rz(a, b); }
+};
+
+// The code of a magnitude that is at most the format's largest, in the low bits (what is above them is waste), for a
+// format of `Mantissa` bits whose least normal value is 2^Least. With e the exponent, Least for subnormals, the sum of
+// the magnitude and 2^(e + 23 - Mantissa) holds in its low bits the magnitude in steps of the format; from the
+// sum's own exponent comes how many codes lie below 2^e. `kOffset` takes out what both exponents are biased by.
+template <int Mantissa, int Least, class Rounding = ToNearest>
+__device__ __forceinline__ u32 small_code(float magnitude) {
+  constexpr int kShift = 23 - Mantissa;
+  constexpr u32 kOffset = (0u - ((127u + kShift + Least) << Mantissa)) & 0xFFu;
+  constexpr u32 kStep = (u32(kShift) << 23) + kOffset;
+  const u32 steps = max((__float_as_uint(magnitude) & kExponent) + kStep, (u32(127 + Least) << 23) + kStep);
+  const u32 sum = __float_as_uint(Rounding::add(magnitude, __uint_as_float(steps)));
+  return sum + (sum >> kShift);
+}
+
+// An FP8 format in integer arithmetic, for chips without the instruction.
+template <int Mantissa, int Least>
+__device__ __forceinline__ u32 fp8_code(float v, float largest) {
+  const u32 code = small_code<Mantissa, Least>(fminf(fabsf(v), largest)) & 0x7F;
+  return v != v ? 0x7F : code | (__float_as_uint(v) >> 24 & 0x80);
+}
+
+template <int Mantissa, int Least>
+__device__ __forceinline__ float fp8_value(u32 code, u32 first_special, bool infinite) {
+  const u32 magnitude = code & 0x7F, sign = (code & 0x80) << 24;
+  if (magnitude >= first_special) return __uint_as_float(sign | (infinite && magnitude == first_special ? kExponent : kNan));
+  return __uint_as_float(sign | magnitude << (23 - Mantissa)) * __uint_as_float(u32(253 + Least) << 23);
+}
+
+struct E4M3 {
+  static constexpr float kLargest = 448.f;
+  static __device__ __forceinline__ u32 encode_pair(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+    return convert_e4m3x2(low, high);
+#else
+    return fp8_code<3, -6>(low, kLargest) | fp8_code<3, -6>(high, kLargest) << 8;
+#endif
+  }
+  static __device__ __forceinline__ float2 decode_pair(u32 codes) {
+#if __CUDA_ARCH__ >= 890
+    const u32 halves = widen_e4m3x2(codes);
+    return __half22float2(reinterpret_cast<const __half2&>(halves));
+#else
+    return {fp8_value<3, -6>(codes & 0xFF, 0x7F, false), fp8_value<3, -6>(codes >> 8 & 0xFF, 0x7F, false)};
+#endif
+  }
+};
+
+struct E5M2 {
+  static constexpr float kLargest = 57344.f;
+  static __device__ __forceinline__ u32 encode_pair(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+    return convert_e5m2x2(low, high);
+#else
+    return fp8_code<2, -14>(low, kLargest) | fp8_code<2, -14>(high, kLargest) << 8;
+#endif
+  }
+  static __device__ __forceinline__ float2 decode_pair(u32 codes) {
+#if __CUDA_ARCH__ >= 890
+    const u32 halves = widen_e5m2x2(codes);
+    return __half22float2(reinterpret_cast<const __half2&>(halves));
+#else
+    return {fp8_value<2, -14>(codes & 0xFF, 0x7C, true), fp8_value<2, -14>(codes >> 8 & 0xFF, 0x7C, true)};
+#endif
+  }
+};
+
+// E8M0: the exponent rounded up. Zero and what is at most 2^-127 is 0; more than 2^127, and infinity, 254; NaN 255.
+__device__ __forceinline__ u32 e8m0_code(float magnitude) {
+  const u32 bits = __float_as_uint(magnitude);
+  if (bits > kExponent) return 255;
+  return bits <= 0x400000u ? 0 : min((bits + 0x7FFFFFu) >> 23, 254u);
+}
+
+// 2^(code - 127), and 2^(127 - code), which is what values are multiplied by; NaN for 255.
+__device__ __forceinline__ float e8m0_value(u32 code) {
+  return __uint_as_float(code == 0 ? 0x400000u : code == 255 ? kNan : code << 23);
+}
+__device__ __forceinline__ float e8m0_factor(u32 code) {
+  return __uint_as_float(code == 254 ? 0x400000u : code == 255 ? kNan : (254 - code) << 23);
+}
+
+// E2M1 codes of eight values, the first in the lowest nibble. `signs` is 0 where all are NaN, then code 7, else ~0.
+template <class Code>
+__device__ __forceinline__ u32 e2m1_codes(const float (&v)[8], u32 signs, Code code) {
+  u32 c[8], even[2], odd[2];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) c[i] = code(fabsf(v[i]), i);
+  even[0] = __byte_perm(__byte_perm(c[0], c[2], 0x0040), __byte_perm(c[4], c[6], 0x0040), 0x5410);
+  odd[0] = __byte_perm(__byte_perm(c[1], c[3], 0x0040), __byte_perm(c[5], c[7], 0x0040), 0x5410);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) c[i] = __float_as_uint(v[i]);
+  even[1] = __byte_perm(__byte_perm(c[0], c[2], 0x0073), __byte_perm(c[4], c[6], 0x0073), 0x5410);
+  odd[1] = __byte_perm(__byte_perm(c[1], c[3], 0x0073), __byte_perm(c[5], c[7], 0x0073), 0x5410);
+  const u32 magnitudes = (even[0] & 0x0F0F0F0Fu) | (odd[0] << 4 & 0xF0F0F0F0u);
+  return magnitudes | (((even[1] >> 4 & 0x08080808u) | (odd[1] & 0x80808080u)) & signs);
+}
+
+struct E2M1 {
+  static constexpr float kLargest = 6.f;
+  static __device__ __forceinline__ u32 nearest(float magnitude) { return small_code<1, 0>(fminf(magnitude, kLargest)); }
+  // Rounded up where `random`, 0 … 255, reaches what is missing to the next value, in 256ths of the step between.
+  static __device__ __forceinline__ u32 stochastic(float magnitude, u32 random) {
+    const u32 step = max(__float_as_uint(magnitude) & kExponent, 0x3F800000u) - 0x00800000u;
+    const float t = fmaf(float(random) * 0x1p-8f, __uint_as_float(step), magnitude);
+    return small_code<1, 0, Down>(fminf(t, kLargest));
+  }
+  // Bits 0 … 3 as a value, exactly.
+  static __device__ __forceinline__ float decode(u32 code) {
+    return __uint_as_float((code & 7) << 22 | (code & 8) << 28) * 0x1p126f;
+  }
+};

@@ -1,0 +1,113 @@
+#pragma once
+#include "device/ptx/convert.cuh"
+#include "device/vec.cuh"
+
+// Largest magnitudes, NaN where one is, in words as the values lie in memory: one float32 or two 16-bit values a word.
+
+template <class X>
+__device__ __forceinline__ u32 larger(u32 a, u32 b);
+
+template <>
+__device__ __forceinline__ u32 larger<f32>(u32 a, u32 b) {
+  return __float_as_uint(max_nan(fabsf(__uint_as_float(a)), fabsf(__uint_as_float(b))));
+}
+template <>
+__device__ __forceinline__ u32 larger<bf16>(u32 a, u32 b) {
+  const auto pair = [](u32& word) { return __habs2(reinterpret_cast<__nv_bfloat162&>(word)); };
+  const __nv_bfloat162 c = __hmax2_nan(pair(a), pair(b));
+  return reinterpret_cast<const u32&>(c);
+}
+template <>
+__device__ __forceinline__ u32 larger<f16>(u32 a, u32 b) {
+  const auto pair = [](u32& word) { return __habs2(reinterpret_cast<__half2&>(word)); };
+  const __half2 c = __hmax2_nan(pair(a), pair(b));
+  return reinterpret_cast<const u32&>(c);
+}
+
+// Magnitude of eight places: of columns over rows, or of rows over columns.
+template <class X>
+struct Peaks {
+  static constexpr int kPerWord = 4 / sizeof(X), kWords = 8 / kPerWord;
+  u32 word[kWords] = {};
+
+  static __device__ __forceinline__ u32 part(const Vec<X, 8>& v, int i) { return reinterpret_cast<const u32*>(v.lane)[i]; }
+  // Each place by a vector with a value for it.
+  __device__ __forceinline__ void take(const Vec<X, 8>& v) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) word[i] = larger<X>(word[i], part(v, i));
+  }
+  __device__ __forceinline__ void take(const Peaks& other) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) word[i] = larger<X>(word[i], other.word[i]);
+  }
+  // All places together, in the lowest value of the word (and where there are two in a word, the other half in the other).
+  __device__ __forceinline__ u32 folded() const {
+    u32 all = word[0];
+#pragma unroll
+    for (int i = 1; i < kWords; ++i) all = larger<X>(all, word[i]);
+    return all;
+  }
+  // The largest of all, as bits of a float32: they order as the values do, with NaN above all.
+  __device__ __forceinline__ u32 bits() const {
+    const u32 all = folded();
+    u32 most = 0;
+#pragma unroll
+    for (int half = 0; half < kPerWord; ++half) most = max(most, __float_as_uint(value(all, half)));
+    return most;
+  }
+  // Place i is that of row i.
+  static __device__ __forceinline__ Peaks of_rows(const Vec<X, 8> (&row)[8]) {
+    Peaks peaks;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      u32 half[kPerWord];
+#pragma unroll
+      for (int h = 0; h < kPerWord; ++h) {
+        Peaks one;
+        one.take(row[i * kPerWord + h]);
+        half[h] = one.folded();
+      }
+      if constexpr (kPerWord == 1) peaks.word[i] = half[0];
+      else peaks.word[i] = larger<X>(__byte_perm(half[0], half[1], 0x5410), __byte_perm(half[0], half[1], 0x7632));
+    }
+    return peaks;
+  }
+  // Place j is that of column j.
+  static __device__ __forceinline__ Peaks of_columns(const Vec<X, 8> (&row)[8]) {
+    Peaks peaks;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) peaks.take(row[i]);
+    return peaks;
+  }
+  // With those of the lane whose number differs in the bits of `mask`.
+  __device__ __forceinline__ void exchange(int mask) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) word[i] = larger<X>(word[i], __shfl_xor_sync(~0u, word[i], mask));
+  }
+  __device__ __forceinline__ float operator[](int place) const { return value(word[place / kPerWord], place % kPerWord); }
+
+  static __device__ __forceinline__ float value(u32 word, int half) {
+    if constexpr (kPerWord == 1) return __uint_as_float(word);
+    Vec<X, 2> pair;
+    reinterpret_cast<u32&>(pair) = word;
+    return float(pair.lane[half]);
+  }
+};
+
+// The largest of each of K numbers over the CTA, in every thread. All threads call it, once for each `Shared`.
+template <int K>
+struct BlockMax {
+  struct Shared { u32 warp[K][kWarp]; };
+
+  static __device__ __forceinline__ void apply(Shared& shared, u32 (&v)[K]) {
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      v[k] = __reduce_max_sync(~0u, v[k]);
+      if (lane == 0) shared.warp[k][warp] = v[k];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < K; ++k) v[k] = __reduce_max_sync(~0u, lane < warps ? shared.warp[k][lane] : 0);
+  }
+};

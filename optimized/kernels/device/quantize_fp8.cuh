@@ -1,0 +1,81 @@
+#pragma once
+#include "device/strip.cuh"
+#include "device/tile.cuh"
+
+// The scale is given; amax grows by what is seen.
+struct Delayed {
+  static constexpr bool kTwice = false;
+};
+// The scale follows from what is seen, so that x is read twice.
+struct Current {
+  static constexpr bool kTwice = true;
+};
+
+// FP8 with one scale for the tensor: q = cast(y * scale), columnwise data the transpose of the same bytes.
+template <class From, class Code, class Scaling>
+struct Fp8 {
+  using Part = From;
+  using X = typename Part::type;
+  static constexpr bool kTwice = Scaling::kTwice, kLooks = true;
+  struct Empty {};
+  struct Bytes { Turned<kEdge> turned; };
+  struct Shared {
+    typename GridMax<1>::Shared most;
+    typename Either<Part::kTile, Bytes, Empty>::type data;
+  };
+
+  const Quantize& a;
+  Shared& shared;
+  Peaks<X> peaks;
+  float scale = 1.f, amax = 0.f;
+
+  __device__ __forceinline__ Fp8(const Quantize& a, Shared& shared) : a(a), shared(shared) {
+    if constexpr (!kTwice) scale = *a.scale, amax = __ldcg(a.amax);
+  }
+  __device__ __forceinline__ void look(const Part& part) { part.add_to(peaks); }
+  __device__ __forceinline__ void settle() {
+    u32 most[1] = {peaks.bits()};
+    GridMax<1>::apply(shared.most, a.partial, most);
+    amax = max_nan(__uint_as_float(most[0]), a.amax_epsilon);
+    scale = amax == 0.f || !(amax <= kFloatMax) ? 1.f : fminf(__fdiv_rn(Code::kLargest, amax), kFloatMax);
+    if (a.pow_2_scales) scale = __uint_as_float(__float_as_uint(scale) & kExponent);
+  }
+  __device__ __forceinline__ void finish() {
+    if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __fdiv_rn(1.f, scale);
+    if constexpr (!kTwice) {
+      u32 most[1] = {peaks.bits()};
+      BlockMax<1>::apply(shared.most.before, most);
+      if (amax != amax) most[0] = kNan;  // also a negative one, which the integers would put last
+      if (threadIdx.x == 0 && !(__uint_as_float(most[0]) <= amax)) atomicMax(reinterpret_cast<int*>(a.amax), most[0]);
+    }
+  }
+  __device__ __forceinline__ void encode(const Strip<X>& strip) const {
+#pragma unroll
+    for (int i = 0; i < Strip<X>::kRuns; ++i) {
+      const Spot at = strip.template spot<kRun>(a, i);
+      store_run(a.rowwise, at.place, fp8_codes<Code>(widen(strip.run[i]), scale), at.count);
+    }
+  }
+  __device__ __forceinline__ void encode(const Tile<X>& tile) {
+    u32 low[kRun], high[kRun];  // of row i: codes of columns 0 … 3 and 4 … 7
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      const u64 codes = fp8_codes<Code>(tile.values(i), scale);
+      low[i] = codes, high[i] = codes >> 32;
+      if (a.rowwise && i < tile.rows) store_run(a.rowwise, tile.place(a, i), codes, tile.columns);
+    }
+    put_columns(low, 0);
+    put_columns(high, 4);
+    __syncthreads();
+    shared.data.turned.flush(a.columnwise, tile.first_col, a.cols, tile.first_row, a.rows);
+    __syncthreads();
+  }
+  __device__ __forceinline__ void put_columns(const u32 (&row)[kRun], int first) {
+    u32 upper[4], lower[4];
+    transpose_bytes({row[0], row[1], row[2], row[3]}, upper);
+    transpose_bytes({row[4], row[5], row[6], row[7]}, lower);
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      shared.data.turned.put(Tile<X>::left() + first + j, Tile<X>::top(), u64(lower[j]) << 32 | upper[j]);
+  }
+};

@@ -1,0 +1,181 @@
+#pragma once
+#include "device/hadamard.cuh"
+#include "device/philox.cuh"
+#include "device/strip.cuh"
+
+// How E2M1 codes are rounded.
+struct Nearest {};
+struct Stochastic {};
+// What a scale is for: 16 elements of a row or column, 16 x 16, or 16 of a column after a random Hadamard transform.
+struct Lines {};
+struct Squares {};
+struct Transformed {};
+
+// Factors of NVFP4 for one tensor amax, in shared memory: what a block's elements are multiplied by, for each scale.
+struct BlockFactors {
+  float factor[128];
+
+  // By all threads, before a barrier.
+  __device__ __forceinline__ void fill(float decode) {
+    if (threadIdx.x < 128) {
+      const float reciprocal = __frcp_rn(E4M3::decode_pair(threadIdx.x).x * decode);
+      factor[threadIdx.x] = reciprocal > kFloatMax ? kFloatMax : reciprocal;  // NaN stays
+    }
+  }
+};
+
+// NVFP4: codes of 4 bits, an E4M3 scale for each block of 16, and an amax for the tensor. Columnwise data is transposed.
+template <class From, class Rounding, class Blocks>
+struct Nvfp4 {
+  using Part = From;
+  using X = typename Part::type;
+  static constexpr bool kTwice = true, kLooks = true;
+  static constexpr bool kStochastic = kSame<Rounding, Stochastic>, kSquares = kSame<Blocks, Squares>;
+  static constexpr bool kTransformed = kSame<Blocks, Transformed>;
+  static constexpr int kBlock = 16, kAmaxes = kTransformed ? 2 : 1;
+  struct Empty {};
+  struct Data {
+    Turned<kEdge / 2> turned;
+    TileScales<8> rowwise, columnwise;
+  };
+  struct Shared {
+    typename GridMax<kAmaxes>::Shared most;
+    BlockFactors factors[kAmaxes];
+    typename Either<Part::kTile, Data, Empty>::type data;
+  };
+
+  const Quantize& a;
+  Shared& shared;
+  Peaks<X> peaks, column_peaks;  // the latter of transformed columns
+  float sixth[kAmaxes];  // S_enc / 6: rowwise and, where it differs, columnwise
+
+  __device__ __forceinline__ Nvfp4(const Quantize& a, Shared& shared) : a(a), shared(shared) {}
+  __device__ __forceinline__ void look(const Part& part) {
+    part.add_to(peaks);
+    if constexpr (kTransformed) {
+      Vec<bf16, kRun> turned[kRun];
+      hadamard(part.row, turned);
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) column_peaks.take(turned[i]);
+    }
+  }
+  __device__ __forceinline__ void settle() {
+    u32 most[kAmaxes] = {peaks.bits()};
+    if constexpr (kTransformed) most[1] = column_peaks.bits();
+    GridMax<kAmaxes>::apply(shared.most, a.partial, most);
+#pragma unroll
+    for (int k = 0; k < kAmaxes; ++k) {
+      const float amax = __uint_as_float(most[k]), quotient = fminf(__fdiv_rn(448.f * 6.f, amax), kFloatMax);
+      const float encode = amax > 0.f && quotient > 0.f ? quotient : 1.f;
+      sixth[k] = encode * (1.f / 6.f);
+      shared.factors[k].fill(__fdiv_rn(1.f, encode));
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      if (a.rowwise) *a.rowwise_amax = __uint_as_float(most[0]);
+      if (a.columnwise) *a.columnwise_amax = __uint_as_float(most[kAmaxes - 1]);
+    }
+    __syncthreads();
+  }
+  __device__ __forceinline__ void finish() const {
+    if constexpr (!Part::kTile) pad_scales(a.rowwise_scales, a.rows, a.cols / kBlock);
+  }
+
+  // The scale of a block.
+  __device__ __forceinline__ u32 scale_of(float amax, int k) const { return E4M3::encode_pair(amax * sixth[k], 0.f) & 0xFF; }
+  // Codes of eight neighbours of a block of the given scale: its first eight or its last, of group 16 elements number
+  // `group` of the matrix, or its transpose.
+  __device__ __forceinline__ u32 codes(Floats<kRun> v, u32 scale, i64 group, bool last, bool columnwise) const {
+    const float factor = shared.factors[columnwise ? kAmaxes - 1 : 0].factor[scale];
+    float scaled[kRun];
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) scaled[i] = v[i] * factor;
+    const u32 signs = scale == 0x7F ? 0 : ~0u;
+    if constexpr (kStochastic) {
+      const uint4 words = Random{a.seed, a.offset}.words(group, columnwise);
+      const u32 low = last ? words.z : words.x, high = last ? words.w : words.y;
+      return e2m1_codes(scaled, signs, [&](float magnitude, int i) {
+        return E2M1::stochastic(magnitude, (i < 4 ? low : high) >> (8 * (i % 4)) & 0xFF);
+      });
+    } else {
+      return e2m1_codes(scaled, signs, [](float magnitude, int) { return E2M1::nearest(magnitude); });
+    }
+  }
+
+  // Two lanes have a block.
+  __device__ __forceinline__ void encode(const Strip<X>& strip) const {
+#pragma unroll
+    for (int i = 0; i < Strip<X>::kRuns; ++i) {
+      const Spot at = strip.template spot<kBlock>(a, i);
+      Peaks<X> own;
+      own.take(strip.run[i]);
+      u32 most = own.bits();
+      most = max(most, __shfl_xor_sync(~0u, most, 1));
+      const u32 scale = scale_of(__uint_as_float(most), 0);
+      const u32 word = codes(widen(strip.run[i]), scale, at.place / kBlock, threadIdx.x % 2, false);
+      if (at.count) *reinterpret_cast<u32*>(a.rowwise + at.place / 2) = word;
+      if (at.count && threadIdx.x % 2 == 0) a.rowwise_scales[at.scale] = scale;
+    }
+  }
+  __device__ __forceinline__ void encode(const Tile<X>& tile) {
+    Peaks<X> square;
+    if constexpr (kSquares) {
+      Peaks<X> all = Peaks<X>::of_columns(tile.row);
+      u32 most = all.bits();
+      most = max(most, __shfl_xor_sync(~0u, most, 1));
+      most = max(most, __shfl_xor_sync(~0u, most, 8));
+      const u32 scale = scale_of(__uint_as_float(most), 0);
+      if (a.rowwise) encode_rows(tile, [&](int) { return scale; });
+      if (a.columnwise) encode_columns(tile, tile.row, [&](int) { return scale; });
+    } else {
+      if (a.rowwise) {
+        Peaks<X> own = Peaks<X>::of_rows(tile.row);
+        own.exchange(1);
+        encode_rows(tile, [&](int i) { return scale_of(own[i], 0); });
+      }
+      if (!a.columnwise) return;
+      Vec<X, kRun> turned[kRun];
+      if constexpr (kTransformed) hadamard(tile.row, turned);
+      const auto& row = [&]() -> const Vec<X, kRun>(&)[kRun] {
+        if constexpr (kTransformed) return turned;
+        else return tile.row;
+      }();
+      Peaks<X> own = Peaks<X>::of_columns(row);
+      own.exchange(8);
+      encode_columns(tile, row, [&](int j) { return scale_of(own[j], kAmaxes - 1); });
+    }
+  }
+  template <class Scale>
+  __device__ __forceinline__ void encode_rows(const Tile<X>& tile, Scale scale_of_row) {
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      const u32 scale = scale_of_row(i);
+      const i64 place = tile.place(a, i);
+      const u32 word = codes(tile.values(i), scale, place / kBlock, Tile<X>::left() % kBlock, false);
+      if (i < tile.rows && tile.columns) *reinterpret_cast<u32*>(a.rowwise + place / 2) = word;
+      if (threadIdx.x % 2 == 0) shared.data.rowwise.put(Tile<X>::top() + i, Tile<X>::left() / kBlock, scale);
+    }
+    __syncthreads();
+    shared.data.rowwise.flush(a.rowwise_scales, tile.first_row, tile.first_col / kBlock, a.cols / kBlock);
+    __syncthreads();
+  }
+  template <class Scale>
+  __device__ __forceinline__ void encode_columns(const Tile<X>& tile, const Vec<X, kRun> (&row)[kRun],
+                                                 Scale scale_of_column) {
+#pragma unroll
+    for (int j = 0; j < kRun; ++j) {
+      const u32 scale = scale_of_column(j);
+      const i64 column = tile.first_col + Tile<X>::left() + j;
+      Floats<kRun> v;
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) v[i] = float(row[i].lane[j]);
+      const i64 group = (column * a.rows + tile.first_row + Tile<X>::top()) / kBlock;
+      const u32 word = codes(v, scale, group, Tile<X>::top() % kBlock, true);
+      shared.data.turned.put(Tile<X>::left() + j, Tile<X>::top() / 2, word);
+      if (Tile<X>::lane_down() % 2 == 0) shared.data.columnwise.put(Tile<X>::left() + j, Tile<X>::top() / kBlock, scale);
+    }
+    __syncthreads();
+    shared.data.turned.flush(a.columnwise, tile.first_col, a.cols, tile.first_row / 2, a.rows / 2);
+    shared.data.columnwise.flush(a.columnwise_scales, tile.first_col, tile.first_row / kBlock, a.rows / kBlock);
+    __syncthreads();
+  }
+};

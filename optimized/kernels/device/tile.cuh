@@ -1,0 +1,123 @@
+#pragma once
+#include "device/quantize.cuh"
+
+constexpr int kEdge = 128;  // rows and columns of a CTA: what the padding of scales is a multiple of
+
+// 128 x 128 elements, as 4 x 2 warps of 32 x 64, as 4 x 8 threads of 8 x 8: so 32 rows meet in 4 lanes, 32 columns too.
+template <class X>
+struct Tile {
+  using type = X;
+  static constexpr bool kTile = true;
+
+  Vec<X, kRun> row[kRun];
+  i64 first_row = 0, first_col = 0;  // of the CTA
+  int columns = 0, rows = 0;  // of this thread's eight, how many there are
+
+  static __device__ __forceinline__ i64 across(const Quantize& a) { return (a.cols + kEdge - 1) / kEdge; }
+  static __device__ __forceinline__ i64 count(const Quantize& a) {
+    return (a.rows + kEdge - 1) / kEdge * across(a);
+  }
+  static __device__ __forceinline__ int lane_across() { return threadIdx.x % 8; }
+  static __device__ __forceinline__ int lane_down() { return threadIdx.x / 8 % 4; }
+  static __device__ __forceinline__ int warp_across() { return threadIdx.x / kWarp % 2; }
+  static __device__ __forceinline__ int warp_down() { return threadIdx.x / kWarp / 2; }
+  // This thread's first row and column within the tile.
+  static __device__ __forceinline__ int top() { return warp_down() * 32 + lane_down() * kRun; }
+  static __device__ __forceinline__ int left() { return warp_across() * 64 + lane_across() * kRun; }
+
+  __device__ __forceinline__ void load(const Quantize& a, i64 part) {
+    const u32 wide = across(a);
+    first_row = u32(part) / wide * kEdge, first_col = u32(part) % wide * kEdge;
+    columns = min(i64(kRun), max(i64(0), a.cols - first_col - left()));
+    rows = min(i64(kRun), max(i64(0), a.rows - first_row - top()));
+    const i64 corner = (first_row + top()) * a.pitch + first_col + left();
+#pragma unroll
+    for (int i = 0; i < kRun; ++i)
+      row[i] = load_run<X>(a.x, corner + i * a.pitch, i < rows ? columns : 0, a.aligned);
+  }
+  // Where the run of row i lies in data of the layout of the tensor.
+  __device__ __forceinline__ i64 place(const Quantize& a, int i) const {
+    return (first_row + top() + i) * a.cols + first_col + left();
+  }
+  __device__ __forceinline__ void add_to(Peaks<X>& peaks) const {
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) peaks.take(row[i]);
+  }
+  __device__ __forceinline__ Floats<kRun> values(int i) const { return widen(row[i]); }
+};
+
+// The transpose of a tile in shared memory: `Bytes` for each of 128 columns, in chunks of 16. The 8 neighbouring
+// columns of a thread are 8 lines apart and chunks change places with the line, so that neither the threads that
+// write a word nor those that read a chunk meet in a bank.
+template <int Bytes>
+struct Turned {
+  static constexpr int kChunks = Bytes / 16;
+  uint4 chunk[kEdge * kChunks];
+
+  static __device__ __forceinline__ int line_of(int column) { return column & 64 | (column & 7) << 3 | column >> 3 & 7; }
+  static __device__ __forceinline__ int column_of(int line) { return line_of(line); }
+  __device__ __forceinline__ uint4& at(int line, int c) {
+    return chunk[line * kChunks + (c ^ line / (8 / kChunks) % kChunks)];
+  }
+  template <class Word>
+  __device__ __forceinline__ void put(int column, int byte, Word word) {
+    *reinterpret_cast<Word*>(reinterpret_cast<char*>(&at(line_of(column), byte / 16)) + byte % 16) = word;
+  }
+  // To `out`, a line of `pitch` bytes for each column: those from `first_byte` of the lines from `first_column` on.
+  __device__ __forceinline__ void flush(u8* out, i64 first_column, i64 columns, i64 first_byte, i64 pitch) {
+    for (int k = threadIdx.x; k < kEdge * kChunks; k += kThreads) {
+      const int line = k / kChunks, c = k % kChunks;
+      const i64 column = first_column + column_of(line), byte = first_byte + 16 * c;
+      const int bytes = column < columns ? int(min(i64(16), pitch - byte)) : 0;
+      u8* const target = out + column * pitch + byte;
+      const uint4& source = at(line, c);
+      if (bytes == 16 && pitch % 16 == 0) {
+        *reinterpret_cast<uint4*>(target) = source;
+      } else if (pitch % 8 == 0) {
+        if (bytes >= 8) *reinterpret_cast<uint2*>(target) = {source.x, source.y};
+        if (bytes == 16) *reinterpret_cast<uint2*>(target + 8) = {source.z, source.w};
+      } else {
+        for (int i = 0; i < bytes; ++i) target[i] = reinterpret_cast<const u8*>(&source)[i];
+      }
+    }
+  }
+  // From such an array, before a barrier.
+  __device__ __forceinline__ void fill(const u8* in, i64 first_column, i64 columns, i64 first_byte, i64 pitch) {
+    for (int k = threadIdx.x; k < kEdge * kChunks; k += kThreads) {
+      const int line = k / kChunks, c = k % kChunks;
+      const i64 column = first_column + column_of(line), byte = first_byte + 16 * c;
+      const int bytes = column < columns ? int(min(i64(16), pitch - byte)) : 0;
+      const u8* const source = in + column * pitch + byte;
+      uint4& target = at(line, c);
+      if (bytes == 16 && pitch % 16 == 0) target = *reinterpret_cast<const uint4*>(source);
+      else for (int i = 0; i < bytes; ++i) reinterpret_cast<u8*>(&target)[i] = source[i];
+    }
+  }
+  template <class Word>
+  __device__ __forceinline__ Word get(int column, int byte) {
+    return *reinterpret_cast<Word*>(reinterpret_cast<char*>(&at(line_of(column), byte / 16)) + byte % 16);
+  }
+};
+
+// Scales of a tile, `Blocks` (4 or 8) for each of 128 lines; those that do not exist are zeros.
+template <int Blocks>
+struct TileScales {
+  u32 word[kEdge][Blocks / 4];
+
+  __device__ __forceinline__ void put(int line, int block, u32 code) { reinterpret_cast<u8*>(word[line])[block] = code; }
+  // To the padded array `out`, which has room for whole tiles of lines, and for whole words of `blocks` scales.
+  __device__ __forceinline__ void flush(u8* out, i64 first_line, i64 first_block, i64 blocks) {
+    const i64 pitch = round_up(blocks, 4);
+    const int line = threadIdx.x % kEdge, w = threadIdx.x / kEdge;
+    if (w < Blocks / 4 && first_block + 4 * w < pitch)
+      *reinterpret_cast<u32*>(out + (first_line + line) * pitch + first_block + 4 * w) = word[line][w];
+  }
+};
+
+// Four words of four bytes as the matrix that they are, transposed.
+__device__ __forceinline__ void transpose_bytes(const u32 (&in)[4], u32 (&out)[4]) {
+  const u32 a = __byte_perm(in[0], in[1], 0x5140), b = __byte_perm(in[2], in[3], 0x5140);
+  const u32 c = __byte_perm(in[0], in[1], 0x7362), d = __byte_perm(in[2], in[3], 0x7362);
+  out[0] = __byte_perm(a, b, 0x5410), out[1] = __byte_perm(a, b, 0x7632);
+  out[2] = __byte_perm(c, d, 0x5410), out[3] = __byte_perm(c, d, 0x7632);
+}

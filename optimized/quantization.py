@@ -1,0 +1,248 @@
+"""Quantization to FP8, MXFP8 and NVFP4, and back: the twins of reference.quantization.
+
+Every call is one launch, to the bytes of the reference. x is read once for delayed scaling and MXFP8, whatever the
+orientations; current scaling and NVFP4 read it twice, the second time backwards, so that what the L2 still holds is
+read from there. Any compute capability from 8.0; FP8 conversions are instructions from 8.9 on. A tensor whose rows are
+not dense or do not lie at one distance from each other is copied first.
+"""
+
+import inspect
+import math
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor
+
+from optimized import quantize_plan as plans
+from optimized.launch import Launch, allocate, chip, untraced
+from optimized.plan import TYPES, Chip, Plan
+from reference import formats, quantizers, tensors
+from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
+from reference.tensors import Float8Tensor, MXFP8Tensor, NVFP4Tensor
+
+MAX_PREPARED = 4096
+_CODES = {torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2"}
+_prepared: dict = {}
+
+
+def quantize(input, quantizer):
+    """reference.quantize on a GPU. `quantizer.amax` of delayed scaling grows in place, in the same launch."""
+    if torch.compiler.is_dynamo_compiling():
+        return untraced(quantize)(input, quantizer)
+    try:
+        key = (_signature(input), _options(quantizer))
+        ready = _prepared.get(key)
+    except (AttributeError, TypeError, RuntimeError):
+        ready = None  # no dense tensor, or nothing that hashes: the checks say what is wrong
+    if ready is None:
+        quantizers.check("quantize", input, quantizer)
+        _on_gpu("quantize", "input", input)
+        regular = _regular(input)
+        if regular is not input:
+            return quantize(regular, quantizer)
+        ready = _remember(key, _prepare(input, quantizer))
+
+    made = [None if each is None else allocate(*each, input.device) for each in ready.outputs]
+
+    kind = type(quantizer)
+    state = (quantizer.scale.data_ptr(), quantizer.amax.data_ptr()) if kind is Float8Quantizer else (0, 0)
+    stream = (quantizer.seed, quantizer.offset) if kind is NVFP4Quantizer else (0, 0)
+    ready.launch(input.data_ptr(), *state, *[0 if each is None else each.data_ptr() for each in made], *stream)
+    scale_inv, *data, _ = made
+    if kind is NVFP4Quantizer:
+        return NVFP4Tensor(*data, input.dtype, input.shape)
+    if kind is MXFP8Quantizer:
+        return MXFP8Tensor(data[0], data[1], data[3], data[4], input.dtype, input.shape)
+    return Float8Tensor(data[0], data[3], scale_inv, input.dtype, input.shape)
+
+
+def dequantize(tensor, dtype):
+    """reference.dequantize on a GPU: data and scales are read once."""
+    if torch.compiler.is_dynamo_compiling():
+        return untraced(dequantize)(tensor, dtype)
+    try:
+        parts = _parts(tensor)
+        key = (type(tensor), *[part if part is None else _signature(part) for part in parts], tensor.shape,
+               tensor.rowwise_data is None, dtype)
+        ready = _prepared.get(key)
+    except (AttributeError, TypeError, RuntimeError):
+        ready = None
+    if ready is None:
+        tensors.check("dequantize", tensor, dtype)
+        _on_gpu("dequantize", "tensor", tensor)
+        ready = _remember(key, _prepare_back(tensor, dtype))
+
+    y = allocate(*ready.outputs[0], tensor.device)
+
+    parts = [part if part is None else _dense(part) for part in parts]
+    ready.launch(*[0 if part is None else part.data_ptr() for part in parts], y.data_ptr())
+    return y
+
+
+def plan_of(function: str, *args, chip: Chip, **kwargs) -> Plan:
+    """The plan that a call of `function` takes on `chip`; tensors may be on any device, "meta" included.
+
+    Errors: those of the call, but for the device.
+    """
+    given = inspect.signature(globals()[function]).bind(*args, **kwargs).arguments
+    if function == "quantize":
+        quantizers.check(function, **given)
+        input = _regular(given["input"])
+        return _planned(input, given["quantizer"], chip)[0]
+    tensors.check(function, **given)
+    return _planned_back(given["tensor"], given["dtype"], chip)[0]
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What is kept of a call for the next one like it: `launch`, and (shape, dtype) of each output and workspace in the
+    order of the kernel's pointers, None for those that are not asked for."""
+
+    launch: Launch
+    outputs: tuple[tuple[tuple[int, ...], torch.dtype] | None, ...]
+
+
+def _prepare(input: Tensor, quantizer) -> _Ready:
+    plan, flat = _planned(input, quantizer, chip(input.device))
+    rows, cols = _matrix(input.shape)
+    regular = rows < 2 or _pitch(input) * input.element_size() % 16 == 0 or (flat and "Strip" in plan.variant)
+    aligned = input.data_ptr() % 16 == 0 and regular
+    scalars = (
+        numpy.int64(rows), numpy.int64(cols), numpy.int64(_pitch(input)), numpy.int32(aligned), numpy.int32(flat),
+        numpy.int32(getattr(quantizer, "force_pow_2_scales", False)),
+        numpy.float32(getattr(quantizer, "amax_epsilon", 0.0)),
+    )
+    workspace = ((plan.workspace_bytes // 4,), torch.float32) if plan.workspace_bytes else None
+    return _Ready(Launch(plan, input.device, 13, scalars), (*_outputs(input, quantizer), workspace))
+
+
+def _planned(input: Tensor, quantizer, chip: Chip) -> tuple[Plan, bool]:
+    """The plan, and whether rows and their scales follow one another without a gap."""
+    rows, cols = _matrix(input.shape)
+    scheme, block = _scheme(quantizer)
+    tiles = quantizer.columnwise or scheme[-1] == "Squares"
+    flat = rows < 2 or (_pitch(input) == cols and (block is None or cols // block % 4 == 0))
+    work = plans.Work(scheme, TYPES[str(input.dtype).removeprefix("torch.")], rows, cols, tiles)
+    return plans.quantize(work, chip, flat), flat
+
+
+def _scheme(quantizer) -> tuple[tuple[str, ...], int | None]:
+    """Family and policies of the kernels' work type, and the block of a scale."""
+    code = _CODES[quantizer.dtype]
+    if isinstance(quantizer, Float8Quantizer):
+        return ("Fp8", code, "Delayed"), None
+    if isinstance(quantizer, Float8CurrentScalingQuantizer):
+        return ("Fp8", code, "Current"), None
+    if isinstance(quantizer, MXFP8Quantizer):
+        return ("Mxfp8", code), formats.MXFP8_BLOCK
+    blocks = "Squares" if quantizer.with_2d_quantization else "Lines"
+    if quantizer.with_rht and quantizer.columnwise:
+        blocks = "Transformed"
+    return ("Nvfp4", "Stochastic" if quantizer.stochastic_rounding else "Nearest", blocks), formats.NVFP4_BLOCK
+
+
+def _outputs(input: Tensor, quantizer) -> tuple:
+    """scale_inv; data, scales and amax rowwise; the same columnwise: (shape, dtype) or None."""
+    (rows, cols), one = _matrix(input.shape), ((1,), torch.float32)
+    rowwise, columnwise = quantizer.rowwise, quantizer.columnwise
+    shape, dtype = tuple(input.shape), quantizer.dtype
+    if isinstance(quantizer, NVFP4Quantizer):
+        blocks, packed = formats.NVFP4_BLOCK, (*shape[:-1], cols // 2)
+        return (
+            None,
+            *(((packed, torch.uint8), (formats.scale_shape(rows, cols // blocks), dtype), one) if rowwise else [None] * 3),
+            *((((cols, rows // 2), torch.uint8), (formats.scale_shape(cols, rows // blocks), dtype), one)
+              if columnwise else [None] * 3),
+        )
+    if isinstance(quantizer, MXFP8Quantizer):
+        along, down = (formats.scale_shape(*size) for size in ((rows, cols // 32), (cols, rows // 32)))
+        return (
+            None, *(((shape, dtype), (along, torch.uint8)) if rowwise else [None] * 2), None,
+            *(((shape, dtype), (down[::-1], torch.uint8)) if columnwise else [None] * 2), None,
+        )
+    return one, (shape, dtype) if rowwise else None, None, None, ((cols, rows), dtype) if columnwise else None, None, None
+
+
+def _parts(tensor) -> tuple[Tensor | None, ...]:
+    """Data, block scales and tensor scale (of NVFP4 its amax) of the orientation that is dequantized."""
+    side = "columnwise" if tensor.rowwise_data is None else "rowwise"
+    data, scales = getattr(tensor, f"{side}_data"), getattr(tensor, f"{side}_scale_inv", None)
+    return data, scales, tensor.scale_inv if isinstance(tensor, Float8Tensor) else getattr(tensor, f"{side}_amax", None)
+
+
+def _prepare_back(tensor, dtype) -> _Ready:
+    plan, flat = _planned_back(tensor, dtype, chip(tensor.device))
+    rows, cols = _matrix(tensor.shape)
+    scalars = (numpy.int64(rows), numpy.int64(cols), numpy.int64(cols), numpy.int32(flat))
+    return _Ready(Launch(plan, tensor.device, 4, scalars), ((tuple(tensor.shape), dtype),))
+
+
+def _planned_back(tensor, dtype, chip: Chip) -> tuple[Plan, bool]:
+    columnwise = tensor.rowwise_data is None
+    family = {Float8Tensor: "Fp8", MXFP8Tensor: "Mxfp8", NVFP4Tensor: "Nvfp4"}[type(tensor)]
+    data = tensor.columnwise_data if columnwise else tensor.rowwise_data
+    layout = f"{family}{'Columns' if columnwise else 'Rows'}" + (f"<{_CODES[data.dtype]}>" if family != "Nvfp4" else "")
+    rows, cols = _matrix(tensor.shape)
+    block = {"Fp8": None, "Mxfp8": formats.MXFP8_BLOCK, "Nvfp4": formats.NVFP4_BLOCK}[family]
+    flat = rows < 2 or block is None or (not columnwise and cols // block % 4 == 0)
+    y = TYPES[str(dtype).removeprefix("torch.")]
+    return plans.dequantize(layout, y, (rows, cols), chip, flat), flat
+
+
+def _options(quantizer) -> tuple:
+    """All of a quantizer that plans and outputs depend on; seed and offset go to the kernel anew each time."""
+    if type(quantizer) is Float8Quantizer:
+        q = quantizer
+        return Float8Quantizer, q.dtype, q.rowwise, q.columnwise, q.scale.device, q.amax.device
+    if type(quantizer) is NVFP4Quantizer:
+        q = quantizer
+        return NVFP4Quantizer, q.with_2d_quantization, q.stochastic_rounding, q.with_rht, q.rowwise, q.columnwise
+    return type(quantizer), quantizer
+
+
+def _remember(key, ready: _Ready) -> _Ready:
+    """Keep `ready`; a process that meets ever new shapes starts anew instead of growing."""
+    if len(_prepared) >= MAX_PREPARED:
+        _prepared.clear()
+    _prepared[key] = ready
+    return ready
+
+
+def _on_gpu(function, name, tensor):
+    if tensor.device.type != "cuda":
+        raise ValueError(f"{function}: {name} is on {tensor.device}, but optimized needs it on a CUDA device")
+
+
+def _signature(t: Tensor) -> tuple:
+    """All that checks and plans look at."""
+    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15
+
+
+def _matrix(shape) -> tuple[int, int]:
+    return math.prod(shape[:-1]), shape[-1]
+
+
+def _dense(t: Tensor) -> Tensor:
+    """`t` itself where it is contiguous and on 16 bytes, else a copy that is."""
+    if t.is_contiguous() and t.data_ptr() % 16 == 0:
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
+
+
+def _regular(t: Tensor) -> Tensor:
+    """`t` itself where its rows are dense and lie at one distance from each other, else a contiguous copy."""
+    return t if _pitch(t) is not None else t.contiguous()
+
+
+def _pitch(t: Tensor) -> int | None:
+    """Elements from a row to the next; None where there is no such number."""
+    if t.stride(-1) != 1 and t.shape[-1] > 1:
+        return None
+    leading = [(size, stride) for size, stride in zip(t.shape[:-1], t.stride()[:-1]) if size != 1]
+    if not leading or 0 in t.shape:
+        return t.shape[-1]
+    for (_, outer), (size, inner) in zip(leading, leading[1:]):
+        if outer != size * inner:
+            return None
+    return leading[-1][1]

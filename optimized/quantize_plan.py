@@ -1,0 +1,72 @@
+"""Which kernel and geometry quantize and dequantize take. Pure functions of shapes, dtypes and chip."""
+
+from dataclasses import dataclass
+
+from optimized.plan import MAX_GRID, SIZES, Chip, Plan
+
+THREADS = 256  # kThreads
+STRIP = 4 * 8 * THREADS  # elements of a Strip: kRuns runs of kRun a thread
+TILE = 128  # kEdge
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done with x: `scheme` is the family of the kernels' work types with its policies behind the part of x,
+    e.g. ("Fp8", "E4M3", "Delayed").
+
+    `tiles`: by tiles of 128×128, which columns need, rather than by strips along the rows.
+    """
+
+    scheme: tuple[str, ...]
+    x: str
+    rows: int
+    cols: int
+    tiles: bool
+
+    @property
+    def twice(self) -> bool:
+        """Whether x is read twice: once for an amax, all CTAs waiting for one another, and once to be encoded."""
+        return self.scheme[0] == "Nvfp4" or self.scheme[-1] == "Current"
+
+
+def quantize(work: Work, chip: Chip, flat: bool) -> Plan:
+    """The plan of quantize. `flat`: rows and their scales follow one another without a gap."""
+    part = "Tile" if work.tiles else "Strip"
+    family, *policies = work.scheme
+    ctas = _ctas(work)
+    if work.tiles:
+        parts = _tiles(work.rows, work.cols)
+    else:
+        parts = _strips(work.rows, work.cols, flat)
+    grid = max(1, min(parts, chip.sms * ctas if work.twice else MAX_GRID))
+    amaxes = 2 if policies[-1] == "Transformed" else 1
+    return Plan(
+        "quantize.cu", f"quantize<{family}<{', '.join((f'{part}<{work.x}>', *policies))}>, {ctas}>", f"{part} {family}",
+        grid, THREADS, workspace_bytes=4 * amaxes * grid if work.twice else 0, cooperative=work.twice,
+        programmatic=chip.is_hopper_or_later,
+    )
+
+
+def dequantize(layout: str, y: str, shape: tuple[int, int], chip: Chip, flat: bool) -> Plan:
+    """The plan of dequantize from a `layout`, a format type of the kernels; `shape` is rows and cols."""
+    transposed = layout.startswith(("Fp8Columns", "Nvfp4Columns"))
+    grid = _tiles(*shape) if transposed else _strips(*shape, flat)
+    kernel = f"dequantize_{'columns' if transposed else 'rows'}<{layout}, {y}>"
+    return Plan("dequantize.cu", kernel, layout.split("<")[0], max(1, min(grid, MAX_GRID)), THREADS,
+                programmatic=chip.is_hopper_or_later)
+
+
+def _ctas(work: Work) -> int:
+    """CTAs that an SM holds: as many as registers allow without spills. Checked by compiling."""
+    wide = SIZES[work.x] == 4
+    if not work.tiles:
+        return 3 if wide else 4
+    return 2 if wide or work.scheme[0] == "Mxfp8" or work.scheme[-1] == "Transformed" else 3
+
+
+def _strips(rows: int, cols: int, flat: bool) -> int:
+    return -(-(rows * cols if flat else rows * -(-cols // 8) * 8) // STRIP)
+
+
+def _tiles(rows: int, cols: int) -> int:
+    return -(-rows // TILE) * -(-cols // TILE)
