@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from harness import ceilings, device, guards, parity, rotation, samples, timing
+from harness import ceilings, confirm, device, rotation, samples, timing
 from harness.cases import Call, Case, Work, family_of
 from harness.implementations import IMPLEMENTATIONS
 from harness.options import Profile
@@ -23,11 +23,11 @@ WARM_UP_S = 0.025  # of a case, before each replicate
 
 @dataclass
 class Timed:
-    """A subject with what its columns need. `results` are the outputs of the graph's last call, on `last`;
-    `meters` has for each column a meter a replicate."""
+    """A subject with what its columns need. `results` are the outputs of the graph's last call, on the last of
+    `inputs`; `meters` has for each column a meter a replicate."""
 
     subject: Subject
-    last: Call
+    inputs: list[Call]
     calls: list[Callable[[], Any]]
     graph: torch.cuda.CUDAGraph
     results: tuple
@@ -119,7 +119,7 @@ class Gpu:
             "warm_us": partial(device.warm_us, self.device, calls[0], about_us, budget),
         }
         subject.fields["rotation"] = {"inputs": len(calls), "calls": count}
-        return Timed(subject, inputs[-1], calls, graph, results[-1], make, {column: [] for column in COLUMNS})
+        return Timed(subject, inputs, calls, graph, results[-1], make, {column: [] for column in COLUMNS})
 
     def _warm(self, call: Callable[[], Any]) -> float:
         """At least 10 calls and 25 ms of them; gives about what one takes, in µs."""
@@ -165,17 +165,20 @@ class Gpu:
             subject.remark("NOISY", f"median not known to {PRECISION:.1%} within {self.limits.cap_s:g} s")
 
     def _confirm(self, one: Timed) -> None:
-        """What was timed is what was right: poison the graph's last outputs, replay it, compare with the
-        oracle."""
+        """What was timed is what is right: the graph and the call once more, on values that neither has seen."""
         subject = one.subject
         if not subject.ok or not IMPLEMENTATIONS[subject.name].checked:
             return
         with subject.guarded(self):
-            guards.poison(one.results)
-            one.graph.replay()
-            reason = parity.after(subject.case, one.last, one.results)
+            reason = confirm.replayed(subject.case, one.inputs[-1], self.device, one.graph.replay, one.results)
             if reason:
                 subject.fail("FAIL_PARITY", f"the timed graph, replayed: {reason}")
+            reason = confirm.called(subject.case, one.inputs[0], self.device, lambda _: one.calls[0]())
+            if reason:
+                subject.fail("FAIL_PARITY", f"called as it was timed: {reason}")
+            reason = confirm.clock(self.device)
+            if reason:
+                subject.fail("INVALID", reason)
 
     def _warm_up(self, seconds: float) -> None:
         a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
