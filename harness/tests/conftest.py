@@ -18,14 +18,17 @@ def pytest_configure(config):
         config.option.benchmark_skip = True  # and pytest-benchmark has nothing to say of xdist
 
 
-@pytest.hookimpl(tryfirst=True)  # the reason that is given is the first
+@pytest.hookimpl(tryfirst=True)  # before pytest-benchmark, whose reasons say less
 def pytest_collection_modifyitems(config, items):
     if not torch.cuda.is_available():
         reason = "PyTorch finds no GPU here (torch.cuda.is_available() is False)"
         _skip((item for item in items if "gpu" in item.keywords), reason)
+    benchmarks = [item for item in items if "benchmark" in getattr(item, "fixturenames", ())]
     if not _measures(config):
-        reason = "measures only with --benchmark-only or --benchmark-enable"
-        _skip((item for item in items if "benchmark" in getattr(item, "fixturenames", ())), reason)
+        _skip(benchmarks, "measures only with --benchmark-only or --benchmark-enable")
+    elif config.getoption("benchmark_only", False):  # or hundreds of skipped tests would follow the table
+        config.hook.pytest_deselected(items=[item for item in items if item not in benchmarks])
+        items[:] = benchmarks
 
 
 def _measures(config):
