@@ -1,15 +1,14 @@
 """What pytest-benchmark shows: one benchmark for each case and implementation, in the time that the engine measured."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from harness import compile_report, options
+from harness import case_server, compile_report, options
 from harness.backend_cpu import Cpu, without_gpu
-from harness.case_run import CaseRun
-from harness.cases import Case, Call
-from harness.environment import digest, record
+from harness.case_server import CaseServer
+from harness.cases import Case
 from harness.options import Options
 from harness.subject import DeviceLost
 
@@ -48,68 +47,42 @@ class Measured:
     is what makes their times comparable.
     """
 
-    def __init__(self, backend: Any, asked: dict[Case, list[str]]):
-        self.asked, self._backend = asked, _Recorder(backend)
-        self._common = {"seed": 0, "environment": digest(record())}
-        self._kernels = self._compiled() if backend.name == "cuda" else {}
-        self._rows: dict[tuple[Case, str], dict[str, Any]] = {}
+    def __init__(self, make_backend: Callable[[int], Any], asked: dict[Case, list[str]]):
+        self.asked, self._server = asked, CaseServer(make_backend, 0, 0, True)
+        self._kernels = self._compiled() if self._server.backend.name == "cuda" else {}
+        self._found: dict[tuple[Case, str], tuple[dict[str, Any], dict[str, list[float]]]] = {}
         self._lost = ""
 
-    def row(self, case: Case, name: str) -> dict[str, Any]:
-        """The row of one benchmark. Status SKIPPED where the device was lost before it was final."""
-        if (case, name) not in self._rows and not self._lost:
+    def of(self, case: Case, name: str) -> tuple[dict[str, Any], str, list[float]]:
+        """The row of one benchmark; the column that stands for it, and its samples in µs, in the order taken: "" and
+        none where it was not timed. Status SKIPPED where the device was lost before."""
+        if (case, name) not in self._found and not self._lost:
             self._measure(case)
         lost = {"status": "SKIPPED", "reason": f"The GPU stopped answering at {self._lost}."}
-        return self._rows.get((case, name), lost)
-
-    def samples(self, case: Case, name: str) -> tuple[str, list[float]]:
-        """The column that stands for a benchmark and its samples in µs, in the order taken; "" and none where it was
-        not timed."""
-        found = self._backend.samples.get((case, name), {})
-        column = next((column for column in COLUMNS if found.get(column)), "")
-        return column, found.get(column, [])
+        row, samples = self._found.get((case, name), (lost, {}))
+        column = next((column for column in COLUMNS if samples.get(column)), "")
+        return row, column, samples.get(column, [])
 
     def _measure(self, case: Case) -> None:
-        run = CaseRun(case, self._backend, self._common, self._kernels.get(case))
+        request = {"case": case.name, "names": self.asked[case], "kernel": self._kernels.get(case)}
         try:
-            for row in run.run(self.asked[case]):
-                self._rows[case, row["implementation"]] = row
+            for row, samples in self._server.run(request, lambda name, stage: None):
+                self._found[case, row["implementation"]] = row, samples
         except DeviceLost as lost:
             self._lost = str(lost)
 
     def _compiled(self) -> dict[Case, tuple[Any, Any]]:
         """Plan and binary of each case's kernel, compiled on all cores."""
-        chip = self._backend.chip()
+        chip = self._server.backend.chip()
         wanted = [case for case, names in self.asked.items() if "optimized" in names]
         planned, _ = compile_report.plans(wanted, chip)
         binaries = compile_report.compile_all(map(compile_report.request, planned.values()), chip.arch)
         return {case: (plan, binaries[compile_report.request(plan)]) for case, plan in planned.items()}
 
 
-class _Recorder:
-    """A backend that remembers the samples of what it times."""
-
-    def __init__(self, backend: Any):
-        self._backend = backend
-        self.samples: dict[tuple[Case, str], dict[str, list[float]]] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def time(self, case: Case, call: Call, runs: Sequence[tuple[Any, Any]]) -> None:
-        """Time as the backend does."""
-        self._backend.time(case, call, runs)
-        self.samples |= {(case, subject.name): subject.samples for subject, _ in runs if subject.ok}
-
-
-def make_backend() -> Any:
+def backend(index: int) -> Any:
     """The GPU with the profile `quick`, or the CPU where there is none."""
-    if not torch.cuda.is_available():
-        torch.set_num_threads(1)  # several wait for one another whenever another process takes a core
-        return Cpu()
-    from harness.backend_gpu import Gpu
-
-    return Gpu(options.PROFILES["quick"])
+    return case_server.gpu(options.PROFILES["quick"], index) if torch.cuda.is_available() else case_server.cpu(index)
 
 
 def chosen(sweep: str) -> list[tuple[Case, str]]:

@@ -32,6 +32,9 @@ class Backend:
     def free_bytes(self):
         return None
 
+    def free_bytes(self):
+        return None
+
     def time(self, case, call, runs):
         self.timed.append((case, [subject.name for subject, _ in runs]))
         for subject, _ in runs:
@@ -51,7 +54,7 @@ def backend(monkeypatch):
     monkeypatch.setitem(IMPLEMENTATIONS, "absent", Implementation("absent", lambda: "not installed", None))
     monkeypatch.setattr(benchmarks, "chosen", lambda sweep: [
         *((CASE, name) for name in ("reference", "honest", "broken", "absent")), (OTHER, "reference")])
-    monkeypatch.setattr(benchmarks, "make_backend", lambda: made.append(Backend()) or made[-1])
+    monkeypatch.setattr(benchmarks, "backend", lambda index: made.append(Backend()) or made[-1])
     monkeypatch.setattr("pytest_benchmark.plugin.get_cpu_info", dict)  # it takes a second
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     return made

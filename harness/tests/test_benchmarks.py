@@ -29,15 +29,14 @@ def measured(request):
     for item in request.session.items:
         if item.module.__name__ == __name__:
             asked.setdefault(item.callspec.params["case"], []).append(item.callspec.params["implementation"])
-    return benchmarks.Measured(benchmarks.make_backend(), asked)
+    return benchmarks.Measured(benchmarks.backend, asked)
 
 
 @pytest.mark.benchmark(timer=CLOCK)
 def test_time(case, implementation, benchmark, request):
     if not benchmark.enabled:
         pytest.skip("pytest-benchmark is disabled, as it is with -n: nothing is measured")
-    measured = request.getfixturevalue("measured")
-    row, (column, samples) = measured.row(case, implementation), measured.samples(case, implementation)
+    row, column, samples = request.getfixturevalue("measured").of(case, implementation)
     benchmark.group, benchmark.extra_info = case.name, benchmarks.extra_info(row, column)
     if not samples and row["status"] not in rows.FAILURES:
         pytest.skip(f"{row['status']}: {row['reason']}")
