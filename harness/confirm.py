@@ -6,10 +6,9 @@ reads the inputs before the blocker lets go, or writes after the copy), or by wo
 function that knows when it is timed meets what it met then: L2 flushed, the stream held.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 from harness import guards, parity
 from harness.cases import Call, Case, family_of
@@ -64,8 +63,9 @@ def _judged(case: Case, call: Call, device: Any, run: Callable[[], tuple]) -> st
     device.hold()
     try:
         guards.refill(call, fresh)
-        copies = tuple(each.clone() if isinstance(each, torch.Tensor) else each for each in run())
+        copies = copy.deepcopy(run())  # quantized tensors, too
     finally:
         device.release()
     device.wait()
+    del fresh
     return parity.after(case, call, copies)
