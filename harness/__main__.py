@@ -1,4 +1,4 @@
-"""The command line: python -m harness {list,check,bench,merge,report,doctor,env}. What is slow to import comes
+"""The command line: python -m harness {list,check,bench,compare,merge,report,doctor,env}. What is slow to import comes
 later."""
 
 import argparse
@@ -21,13 +21,16 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m harness", description="Parity and speed of reference against optimized."
     )
-    verbs = top.add_subparsers(dest="verb", required=True, metavar="{list,check,bench,merge,report,doctor,env}")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="{list,check,bench,compare,merge,report,doctor,env}")
     for verb, text in (
         ("list", "the cases, with bytes, flops, memory and estimated time"),
         ("check", "parity only"),
         ("bench", "parity, then timing"),
     ):
         _case_arguments(verbs.add_parser(verb, help=text, description=text), verb)
+    compare = verbs.add_parser("compare", help="two runs: how far times and speed-ups moved")
+    compare.add_argument("old", type=Path, help="a run's folder")
+    compare.add_argument("new", type=Path, help="a run's folder")
     text = "join the folders of shards into one; refuses rows that contradict each other"
     merge = verbs.add_parser("merge", help=text, description=text)
     merge.add_argument("out", type=Path, help="the folder to make")
@@ -174,6 +177,15 @@ def _list(arguments: argparse.Namespace, options: Options) -> int:
     return show(options, getattr(arguments, "json", False), open_console())
 
 
+def _compare(arguments: argparse.Namespace) -> int:
+    from harness import compare, rows
+    from harness.progress import open_console
+
+    old, new = (rows.read(path / "rows.jsonl") for path in (arguments.old, arguments.new))
+    compare.show(open_console(), old, new)
+    return 0
+
+
 def _merge(arguments: argparse.Namespace) -> int:
     from harness.merge import merge
 
@@ -209,6 +221,7 @@ def main(argv: list[str] | None = None) -> int:
         "list": lambda: _list(arguments, options_of(arguments)),
         "check": lambda: _run(arguments),
         "bench": lambda: _run(arguments),
+        "compare": lambda: _compare(arguments),
         "merge": lambda: _merge(arguments),
         "report": lambda: _report(arguments),
         "doctor": lambda: _doctor(arguments.json),

@@ -38,10 +38,11 @@ class Run:
         self.timed, self.on_gpu, self.start = options.verb == "bench", place.name == "cuda", start
         self.began, self.written, self.refusals = time.monotonic(), [], []
         self.kernels: asyncio.Future[Kernels | None] | None = None
+        self.over = False
         cpu = None if self.on_gpu else place.make(0)
         self.asked, planned = schedule.tasks(options, cpu)
         self.folder = RunFolder(options.out, options.mode, options.verb)
-        self.tasks = schedule.missing(planned, options.seed, place.name, self.folder.known)
+        self.tasks = self._missing(planned)
         self.queue, self.left = deque(self.tasks), len(self.tasks)
         if not {task.case for task in planned} <= set(self.asked):
             reporter.say("Cases are cut to about a million elements each, in fewer rows: this is a CPU.")
@@ -59,6 +60,9 @@ class Run:
             self.folder.close()
         return self._conclude(interrupted)
 
+    def _missing(self, planned: list[Task]) -> list[Task]:
+        return schedule.missing(planned, self.options.seed, self.place.name, self.folder.known)
+
     async def _all(self) -> None:
         loop, main = asyncio.get_running_loop(), asyncio.current_task()
         for sign in (signal.SIGINT, signal.SIGTERM):  # a polite kill is a Ctrl-C: the run says where its rows are
@@ -66,36 +70,28 @@ class Run:
         self.kernels = loop.create_future()
         self.reporter.start(len(self.tasks), sum(task.about_s for task in self.tasks))
         seats = [Seat(self._server(index), self.start, partial(self._greet, index)) for index in self.place.indices]
-        jobs = [asyncio.create_task(job) for job in (self._serve_all(seats), self._compile(len(seats)))]
-        try:
-            await asyncio.gather(*jobs)
-        finally:
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
+        compiling = asyncio.create_task(self._compile(len(seats)))
+        await _together([compiling, asyncio.create_task(self._serve_all(seats, compiling))])
 
-    async def _serve_all(self, seats: list[Seat]) -> None:
-        jobs = [asyncio.create_task(self._serve(seat)) for seat in seats]
-        try:
-            await asyncio.gather(*jobs)
-        finally:
-            for job in jobs:
-                job.cancel()
-            await asyncio.gather(*jobs, return_exceptions=True)
-        if not self.kernels.done():  # nothing was started: nothing is to be compiled
+    async def _serve_all(self, seats: list[Seat], compiling: asyncio.Task) -> None:
+        await _together([asyncio.create_task(self._serve(seat)) for seat in seats])
+        if not self.kernels.done():  # nothing was started
             self.kernels.set_result(None)
+        self.over = self.on_gpu  # without one, each kernel has a row to come
+        if self.over:
+            compiling.cancel()
 
     async def _serve(self, seat: Seat) -> None:
         """Let one seat take case after case, until none is left."""
         try:
-            if not self.tasks and not self.on_gpu:
+            if not self.tasks and not self.on_gpu and self.timed:
                 await seat.worker("")  # for the record of the environment: kernels may be missing
             while self.queue and not self._spent():
                 task = self.queue.popleft()
                 try:
                     await self._measure(seat, task)
                 except CannotStart:
-                    self.queue.extendleft(schedule.missing([task], self.options.seed, self.place.name, self.folder.known))
+                    self.queue.extendleft(self._missing([task]))
                     raise
         except CannotStart as error:
             self.refusals.append(str(error))
@@ -150,27 +146,29 @@ class Run:
         """The kernels that the run wants. Without a GPU they are those of the cases as they were asked for, of which
         each shard has its share: then they are what there is to see of the kernels."""
         if self.on_gpu:
-            cases = [task.case for task in self.tasks if "optimized" in task.names]
-            mine = cases
+            cases = mine = [task.case for task in self.tasks if "optimized" in task.names]
         else:
             cases = self.asked if self.timed else []
             mine = schedule.share(cases, self.options.shard)
         return Kernels(cases, mine, chip, self.start, self.options.step_limit_s) if mine else None
 
     async def _compile(self, spare: int) -> None:
-        """Compile ahead; where there is no GPU, write a row for each kernel."""
-        kernels = await self.kernels
-        if kernels is None:
-            return
+        """Compile ahead, on all cores but `spare`."""
+        try:
+            kernels = await self.kernels
+            if kernels:
+                self._write_new(self._kernel_rows(compile_report.refused_rows, kernels.refused))
+                self.reporter.say(await kernels.compile(spare, partial(self._compiled, kernels)))
+        except asyncio.CancelledError:
+            if not self.over:  # the end of all cases is no interrupt
+                raise
 
-        def keep(request: Request, binary: Any) -> None:
-            if not self.on_gpu:  # on a GPU the rows of a case say what became of its kernel
-                found = {request: binary}
-                self._write_new(compile_report.compile_rows(kernels.planned, found, **self.common))
+    def _compiled(self, kernels: Kernels, request: Request, binary: Any) -> None:
+        self._write_new(self._kernel_rows(compile_report.compile_rows, kernels.planned, {request: binary}))
 
-        if not self.on_gpu:
-            self._write_new(compile_report.refused_rows(kernels.refused, **self.common))
-        self.reporter.say(await kernels.compile(spare, keep))
+    def _kernel_rows(self, make: Callable[..., list[dict[str, Any]]], *of: Any) -> list[dict[str, Any]]:
+        """Rows of kernels where there is no GPU; on one, the row of a case says what became of its kernel."""
+        return [] if self.on_gpu else make(*of, **self.common)
 
     def _write_new(self, found: list[dict[str, Any]]) -> None:
         for row in found:
@@ -198,6 +196,16 @@ class Run:
         words = [word for word in sys.argv[1:] if word not in MODES]
         out = [] if self.options.out else ["--out", where]
         return shlex.join(["python", "-m", "harness", *words, *out, "--resume"])
+
+
+async def _together(jobs: list[asyncio.Task]) -> None:
+    """Wait for all; where one fails, the others are ended before its exception goes on."""
+    try:
+        await asyncio.gather(*jobs)
+    finally:
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
 
 
 def asked(words: list[str]) -> str:

@@ -48,16 +48,17 @@ class FakeServer:
     its id in the folder `pids`.
     """
 
-    def __init__(self, told=None, pids=None, start="ok", gpu=None):
+    def __init__(self, told=None, pids=None, start="ok", gpu=None, chip=None):
         ACTIONS[start]()
-        self.told = told or {}
+        self.told, self.chip = told or {}, chip
         self.common = {"seed": 0, "environment": "e", "device": "cuda" if gpu else "cpu", "gpu": gpu}
         if pids:
             Path(pids, str(os.getpid())).touch()
 
     def hello(self):
         return {
-            "common": self.common, "environment": {}, "chip": None, "ceilings": None, "summary": None, "clocks": None
+            "common": self.common, "environment": {}, "chip": self.chip, "ceilings": None, "summary": None,
+            "clocks": None,
         }
 
     def run(self, request, announce):

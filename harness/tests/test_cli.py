@@ -10,6 +10,7 @@ import pytest
 
 from harness import rows
 from harness.__main__ import NO_GPU, main
+from harness.case_run import blank
 from harness.environment import ROOT, digest, slug
 from harness.options import Options, UsageError, cases, parse_case
 
@@ -48,6 +49,25 @@ def test_dry_run_measures_and_writes_nothing(capsys, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_dry_run_leaves_out_what_a_resumed_run_would_not_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("harness.__main__.gpus", lambda: [])
+    names = ["--case", "rmsnorm_fwd 3x16 bf16", "--case", "rmsnorm_fwd 4x16 bf16", "--impl", "reference"]
+    row = blank(parse_case("rmsnorm_fwd 3x16 bf16"), "reference", seed=0, device="cpu")
+    rows.Writer(tmp_path / "rows.jsonl").write(row | {"status": "NOISY"})
+    for mode, count in (([], 2), (["--resume"], 1), (["--rerun-failed"], 2), (["--fresh"], 2)):
+        assert main(["bench", "--dry-run", "--out", str(tmp_path), *names, *mode]) == 0
+        assert f"{count} cases of reference" in capsys.readouterr().out
+    assert main(["bench", "--dry-run", *names, "--shard", "1/2"]) == 0
+    assert "1 cases of reference" in capsys.readouterr().out
+
+
+def test_two_runs_are_compared(capsys, tmp_path):
+    rows.Writer(tmp_path / "rows.jsonl").write(rows.row(status="OK", case="a", implementation="reference"))
+    assert main(["compare", str(tmp_path), str(tmp_path)]) == 0
+    assert "Largest changes" in capsys.readouterr().out
+    assert main(["compare", str(tmp_path), str(tmp_path / "nowhere")]) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -73,6 +93,10 @@ def test_dry_run_measures_and_writes_nothing(capsys, tmp_path):
         (["--budget", "nan"], "above 0"),
         (["--budget", "-5"], "above 0"),
         (["--seed", str(2**64)], "64 bits"),
+        (["--timeout", "0"], "--timeout 0 is not a number of seconds above 0"),
+        (["--shard", "3/2"], "--shard '3/2' is not I/N"),
+        (["--devices", "a"], "--devices 'a' is not a list of device numbers"),
+        (["--devices", "0"], "--devices 0: no GPU was found"),
     ],
 )
 def test_wrong_argument_is_one_clear_line(arguments, words, capsys, tmp_path, monkeypatch):
@@ -84,7 +108,8 @@ def test_wrong_argument_is_one_clear_line(arguments, words, capsys, tmp_path, mo
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("arguments", [["bench", "--profile", "slow"], ["bench", "--seed", "x"], ["fly"], []])
+@pytest.mark.parametrize("arguments", [["bench", "--profile", "slow"], ["bench", "--seed", "x"], ["fly"], [], ["bench", "--resume", "--fresh"],
+                                       ["merge", "out"], ["compare", "old"]])
 def test_wrong_syntax_is_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)

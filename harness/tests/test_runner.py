@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness import backend_cpu, case_server, rows, runner
+from harness import audit, backend_cpu, case_server, folder, rows, runner
 from harness.backend_cpu import Cpu
+from harness.cases import FAMILIES
 from harness.environment import ROOT
 from harness.implementations import IMPLEMENTATIONS
 from harness.options import Options
@@ -44,10 +46,10 @@ def implement(monkeypatch):
     return replaced
 
 
-def run(out, verb="check", names=("reference",), **fields):
+def run(out, verb="check", names=("reference",), cases=CASES, **fields):
     """Exit code, rows and what was printed."""
     text = io.StringIO()
-    options = Options(verb=verb, names=CASES, implementations=names, out=out, **fields)
+    options = Options(verb=verb, names=cases, implementations=names, out=out, **fields)
     code = Run(options, of_cpu(), Reporter(Console(file=text)), InlineWorker.start).execute()
     return code, rows.read(out / "rows.jsonl"), text.getvalue()
 
@@ -65,6 +67,8 @@ def test_check_gives_a_row_a_case(tmp_path):
     assert code == 0
     assert [(row["case"], row["status"]) for row in found] == [(case, "OK") for case in CASES]
     assert all(row["parity"]["ok"] and row["parity"]["seeds"] == 3 and row["bytes"] for row in found)
+    assert all(row["audit"]["read_bytes"] == row["read_bytes"] for row in found)
+    assert all(row["seconds"]["inputs"] > 0 < row["seconds"]["parity"] and not row["seconds"]["timing"] for row in found)
     assert found[0]["repeat"] == f'python -m harness bench --case "{CASES[0]}" --impl reference --seed 0'
     assert "2 rows in" in text
 
@@ -74,6 +78,7 @@ def test_bench_times_what_is_right_and_compiles_the_kernels(tmp_path):
     assert code == 0
     cases = [row for row in found if row["kind"] == "case"]
     assert all(row["warm_us"]["n"] >= 15 and row["graph_us"] is None for row in cases)
+    assert all(row["seconds"]["timing"] > 0 for row in cases)
     compiled = [row for row in found if row["kind"] == "compile"]
     assert len(compiled) == 2 and all(row["kernel"]["registers"] > 0 for row in compiled)
 
@@ -107,6 +112,51 @@ def test_exhausted_memory_is_typed_and_no_failure(tmp_path, implement):
     code, found, _ = run(tmp_path / "run", names=("compiled",))
     assert code == 0
     assert {row["status"] for row in found} == {"OOM"}
+
+
+def test_what_does_not_fit_is_told_before_anything_is_allocated(tmp_path, implement, monkeypatch):
+    monkeypatch.setattr(Cpu, "free_bytes", lambda self: 1000)
+    made = []
+    monkeypatch.setattr(type(FAMILIES["rmsnorm_fwd"]), "make", lambda *arguments: made.append(arguments))
+    code, found, _ = run(tmp_path / "run", cases=CASES[:1])
+    assert code == 0 and not made and [row["status"] for row in found] == ["OOM"]
+    assert re.fullmatch(r"needs about \d\.\d+e-06 GB, and 1e-06 GB are free", found[0]["reason"])
+
+
+def test_a_model_that_its_tensors_contradict_is_invalid(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "audit", lambda case, call, results: ({"read_bytes": 7, "written_bytes": 0}, "not so"))
+    code, found, text = run(tmp_path / "run")
+    assert code == 1 and {(row["status"], row["reason"]) for row in found} == {("INVALID", "not so")}
+    assert found[0]["audit"]["read_bytes"] == 7 and "INVALID" in text
+
+
+def test_a_row_that_failed_is_there_before_the_others_are_timed(tmp_path, implement, monkeypatch):
+    implement("compiled", lambda case, call: lambda call: tuple(torch.zeros(1) for _ in range(2)))
+    seen = []
+
+    def time(self, case, call, runs):
+        seen.append([row["status"] for row in rows.read(tmp_path / "run" / "rows.jsonl") if row["kind"] == "case"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Cpu, "time", time)
+    code, found, _ = run(tmp_path / "run", "bench", ("reference", "compiled"))
+    assert (code, seen) == (130, [["FAIL_PARITY"]])
+
+
+def test_fresh_drops_what_the_folder_holds(tmp_path):
+    run(tmp_path / "run", "bench")
+    _, found, _ = run(tmp_path / "run", mode="fresh")
+    assert len(found) == 2 and {row["kind"] for row in found} == {"case"}
+    assert not (tmp_path / "run" / "samples.jsonl").exists()
+    assert len(folder.describe(tmp_path / "run")) == 1
+
+
+def test_the_kernels_of_a_resumed_run_are_complete(tmp_path):
+    _, whole, _ = run(tmp_path / "run", "bench")
+    cases = [row for row in whole if row["kind"] == "case"]
+    (tmp_path / "run" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in cases))
+    _, found, _ = run(tmp_path / "run", "bench", mode="resume")
+    assert sorted(map(rows.identity, found)) == sorted(map(rows.identity, whole))
 
 
 def test_unavailable_implementation_is_skipped_with_its_reason(tmp_path, monkeypatch):
@@ -209,6 +259,23 @@ def test_real_gpu_run(tmp_path):
     assert 5 < ours["percent_of_limit"] <= 105
     assert ours["kernel"]["registers"] and ours["host_us"] and ours["cold_us"]["n"] >= 30
     assert ours["rotation"]["inputs"] > 1 and ours["rotation"]["calls"] >= 64
+
+
+@pytest.mark.gpu
+def test_the_parent_of_a_real_gpu_run_has_no_cuda(tmp_path):
+    """Not even the driver is initialized there: asked for its context, it says that it is not (error 3)."""
+    script = (
+        "import sys, torch\n"
+        "from harness.__main__ import main\n"
+        "from cuda.bindings import driver\n"
+        "code = main(sys.argv[1:])\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "assert int(driver.cuCtxGetCurrent()[0]) == 3, 'the driver was initialized'\n"
+        "sys.exit(code)\n"
+    )
+    words = ["bench", "--case", "rmsnorm_fwd 64x512 bf16", "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-c", script, *words], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
