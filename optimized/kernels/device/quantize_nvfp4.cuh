@@ -71,8 +71,8 @@ struct Nvfp4 {
       shared.factors[k].fill(__fdiv_rn(1.f, encode));
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-      if (a.rowwise) *a.rowwise_amax = __uint_as_float(most[0]);
-      if (a.columnwise) *a.columnwise_amax = __uint_as_float(most[kAmaxes - 1]);
+      if (a.rowwise_amax) *a.rowwise_amax = __uint_as_float(most[0]);
+      if (a.columnwise_amax) *a.columnwise_amax = __uint_as_float(most[kAmaxes - 1]);
     }
     __syncthreads();
   }
