@@ -44,7 +44,7 @@ def write(run: Path | None, out: Path | None) -> int:
         raise rows.RowsError(f"cannot read {run}: {error.strerror}") from None
     if not there:
         raise rows.RowsError(f"{folder.shown(run)} does not exist; `python -m harness bench` makes a run")
-    found = rows.read(run / "rows.jsonl")
+    found = rows.latest(rows.read(run / "rows.jsonl"))
     target = out or run.resolve()
     try:
         target.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """kill -9, and polite signals, at any moment: finished rows stay, nobody is left, and --resume ends with the same rows."""
 
+import json
 import os
 import random
 import signal
@@ -158,3 +159,34 @@ def test_a_real_run_whose_parent_is_killed_leaves_nobody_and_goes_on(tmp_path):
 
 def children(pid):
     return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_signal_to_a_real_run(tmp_path, sign):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "harness", "check", "--sweep", "edge", "--out", str(out)]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment)
+    written = out / "rows.jsonl"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and not (written.exists() and written.stat().st_size):
+        time.sleep(0.1)
+    process.send_signal(sign)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    found = rows.read(out / "rows.jsonl")
+    assert found and f"{len(found)} rows in {out}/rows.jsonl" in text
+    assert "--resume" in text
+
+
+def test_killed_run_keeps_its_rows(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    script = (
+        "from pathlib import Path; import os, signal; from harness.rows import Writer, row\n"
+        f"writer = Writer(Path({str(out)!r}) / 'rows.jsonl')\n"
+        "for seed in range(3): writer.write(row(status='OK', seed=seed))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
+    assert [json.loads(line)["seed"] for line in (out / "rows.jsonl").open()] == [0, 1, 2]

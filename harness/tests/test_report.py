@@ -79,6 +79,14 @@ def test_nothing_to_draw_is_a_sentence(tmp_path):
     assert "CRASH: layernorm_fwd 4096x4096 bf16, optimized: RuntimeError: gone" in text
 
 
+def test_a_row_that_was_replaced_is_not_told(tmp_path):
+    found = synthetic.gpu_rows()
+    lost = [row | {"status": "CRASH", "reason": "an old story"} for row in found]
+    write(folder(tmp_path / "run", lost + found), None)
+    text = (tmp_path / "run" / "REPORT.md").read_text()
+    assert "an old story" not in text and f"Rows: {len(found)} OK" in text
+
+
 def test_run_without_rows_is_a_sentence(tmp_path):
     run = folder(tmp_path / "empty", [], [])
     write(run, tmp_path / "out")

@@ -2,12 +2,7 @@
 
 import io
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import pytest
@@ -16,14 +11,13 @@ from rich.console import Console
 
 from harness import audit, backend_cpu, case_server, folder, rows, runner
 from harness.backend_cpu import Cpu
+from harness.case_run import CaseRun
 from harness.cases import FAMILIES
-from harness.environment import ROOT
 from harness.implementations import IMPLEMENTATIONS
-from harness.options import Options
-from harness.place import of_cpu, of_gpus
+from harness.options import Options, parse_case
+from harness.place import of_cpu
 from harness.progress import Reporter
 from harness.runner import Run
-from harness.telemetry import visible_devices
 from harness.tests.inline_worker import InlineWorker
 
 CASES = ("rmsnorm_fwd 3x16 bf16", "rmsnorm_bwd 2x8 fp32")
@@ -143,6 +137,36 @@ def test_a_row_that_failed_is_there_before_the_others_are_timed(tmp_path, implem
     assert (code, seen) == (130, [["FAIL_PARITY"]])
 
 
+def test_what_is_lost_while_it_is_timed_is_left_out_and_the_rest_timed_again(tmp_path, implement, monkeypatch):
+    implement("compiled", IMPLEMENTATIONS["reference"].prepare)
+    monkeypatch.setattr(Cpu, "alive", lambda self: False)
+    measure, together = Cpu.time, []
+
+    def time(self, case, call, runs):
+        together.append([subject.name for subject, _ in runs])
+        for subject, _ in runs:
+            with subject.guarded(self):
+                if subject.name == "compiled":
+                    raise RuntimeError("an illegal memory access")
+        measure(self, case, call, runs)
+
+    monkeypatch.setattr(Cpu, "time", time)
+    code, found, _ = run(tmp_path / "run", "bench", ("reference", "compiled"), cases=CASES[:1])
+    found = {row["implementation"]: row for row in found if row["kind"] == "case"}
+    assert together == [["reference", "compiled"], ["reference"]] and len(found) == 2
+    assert found["compiled"]["status"] == "CRASH" and found["compiled"]["warm_us"] is None
+    assert found["reference"]["status"] == "OK" and found["reference"]["warm_us"]
+
+
+def test_every_step_is_announced_before_it_begins():
+    steps, case = [], parse_case(CASES[0])
+    cpu, common = Cpu(), {"seed": 0, "environment": "e"}
+    rows_of = CaseRun(case, cpu, common, announce=lambda *step: steps.append(step)).run(["reference", "copy"])
+    assert [row["implementation"] for row in rows_of] == ["reference", "copy"]
+    begin = [("reference", "inputs"), ("reference", "parity"), ("copy", "inputs"), ("", "timing")]
+    assert steps[:4] == begin and set(steps[4:]) == {("reference", "timing"), ("copy", "timing")}
+
+
 def test_fresh_drops_what_the_folder_holds(tmp_path):
     run(tmp_path / "run", "bench")
     _, found, _ = run(tmp_path / "run", mode="fresh")
@@ -213,69 +237,6 @@ def test_ctrl_c_keeps_every_finished_row(tmp_path, implement):
     assert code == 130
     assert [row["case"] for row in found] == [CASES[0]]
     assert "Interrupted, cases left: 1" in text and "1 rows in" in text
-
-
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_signal_to_a_real_run(tmp_path, sign):
-    out = tmp_path / "run"
-    command = [sys.executable, "-m", "harness", "check", "--sweep", "edge", "--out", str(out)]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment)
-    written = out / "rows.jsonl"
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and not (written.exists() and written.stat().st_size):
-        time.sleep(0.1)
-    process.send_signal(sign)
-    text, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    found = rows.read(out / "rows.jsonl")
-    assert found and f"{len(found)} rows in {out}/rows.jsonl" in text
-    assert "--resume" in text
-
-
-def test_killed_run_keeps_its_rows(tmp_path):
-    out = tmp_path / "run"
-    out.mkdir()
-    script = (
-        "from pathlib import Path; import os, signal; from harness.rows import Writer, row\n"
-        f"writer = Writer(Path({str(out)!r}) / 'rows.jsonl')\n"
-        "for seed in range(3): writer.write(row(status='OK', seed=seed))\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False)
-    assert [json.loads(line)["seed"] for line in (out / "rows.jsonl").open()] == [0, 1, 2]
-
-
-@pytest.mark.gpu
-def test_real_gpu_run(tmp_path):
-    names = ("reference", "optimized", "copy")
-    options = Options(names=("rmsnorm_fwd 4096x4096 bf16",), implementations=names, out=tmp_path / "run")
-    place = of_gpus(options, visible_devices())
-    assert Run(options, place, Reporter(Console(file=io.StringIO()))).execute() == 0
-    found = {row["implementation"]: row for row in rows.read(tmp_path / "run" / "rows.jsonl")}
-    ours = found["optimized"]
-    assert ours["status"] in ("OK", "NOISY") and ours["parity"]["ok"]
-    assert 10 < ours["graph_us"]["median"] < ours["reference_us"]
-    assert 5 < ours["percent_of_limit"] <= 105
-    assert ours["kernel"]["registers"] and ours["host_us"] and ours["cold_us"]["n"] >= 30
-    assert ours["rotation"]["inputs"] > 1 and ours["rotation"]["calls"] >= 64
-
-
-@pytest.mark.gpu
-def test_the_parent_of_a_real_gpu_run_has_no_cuda(tmp_path):
-    """Not even the driver is initialized there: asked for its context, it says that it is not (error 3)."""
-    script = (
-        "import sys, torch\n"
-        "from harness.__main__ import main\n"
-        "from cuda.bindings import driver\n"
-        "code = main(sys.argv[1:])\n"
-        "assert not torch.cuda.is_initialized()\n"
-        "assert int(driver.cuCtxGetCurrent()[0]) == 3, 'the driver was initialized'\n"
-        "sys.exit(code)\n"
-    )
-    words = ["bench", "--case", "rmsnorm_fwd 64x512 bf16", "--out", str(tmp_path / "run")]
-    done = subprocess.run([sys.executable, "-c", script, *words], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
