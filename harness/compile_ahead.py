@@ -38,17 +38,19 @@ class Kernels:
         plan = self.planned.get(case)
         return plan and (plan, await asyncio.shield(self._binaries[compile_report.request(plan)]))
 
-    async def compile(self, spare: int, keep: Callable[[Request, Any], None]) -> str:
+    async def compile(self, spare: int, keep: Callable[[Request, Any], None], compiler: Any = None) -> str:
         """Compile them all, the first case's first, on all cores but `spare`; says in one line how that went.
-        `keep(request, binary)` is called as soon as one is there.
+        `keep(request, binary)` is called as soon as one is there; `compiler` is the worker to begin with, if any.
 
         A compiler that dies or hangs is started again with one kernel at a time: the error costs that one alone.
         """
         began, alone, failures = time.monotonic(), False, 0
         while missing := [one for one, binary in self._binaries.items() if not binary.done()]:
             try:
-                await self._attempt(missing, max(1, cores() - spare), alone, keep)
+                compiler = compiler or await self._start(CompileServer, self._limit_s)
+                await self._attempt(compiler, missing, max(1, cores() - spare), alone, keep)
             except WorkerLost as lost:
+                compiler = None
                 alone, failures = True, failures + 1
                 if lost.culprit in self._binaries:
                     failures = 0
@@ -60,19 +62,27 @@ class Kernels:
         hits = sum(not isinstance(binary, str) and binary.cache_hit for binary in found)
         return f"{len(found)} kernels for {self.chip.arch} in {time.monotonic() - began:.1f} s, {hits} cached"
 
-    async def _attempt(self, missing: list[Request], threads: int, alone: bool, keep: Callable) -> None:
-        worker = await self._start(CompileServer, self._limit_s)
+    async def _attempt(self, compiler: Any, missing: list[Request], threads: int, alone: bool, keep: Callable) -> None:
         try:
             request = {"requests": missing, "arch": self.chip.arch, "threads": threads, "alone": alone}
-            async for one, binary in worker.run(request, self._limit_s):
+            async for one, binary in compiler.run(request, self._limit_s):
                 self._found(one, binary, keep)
         finally:
-            await worker.stop()
+            await compiler.stop()
 
     def _found(self, one: Request, binary: Any, keep: Callable) -> None:
         if not self._binaries[one].done():
             self._binaries[one].set_result(binary)
             keep(one, binary)
+
+
+async def started(start: Callable[..., Awaitable[Any]], limit_s: float) -> Any:
+    """A compiler, started before it is known what there is to compile; None where it could not be: later attempts
+    tell why."""
+    try:
+        return await start(CompileServer, limit_s)
+    except WorkerLost:
+        return None
 
 
 def cores() -> int:

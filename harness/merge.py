@@ -25,7 +25,8 @@ def merge(out: Path, folders: list[Path]) -> int:
     try:
         out.mkdir(parents=True, exist_ok=True)
         folder.record(out, list({json.dumps(run, sort_keys=True): run for run in runs}.values()))
-        (out / "samples.jsonl").write_bytes(b"".join(line for path in folders for line in _samples(path)))
+        if samples := b"".join(line for path in folders for line in _samples(path)):
+            (out / "samples.jsonl").write_bytes(samples)
         _write_rows(out, found)
     except OSError as error:
         raise RowsError(f"cannot write {folder.shown(out)}: {error.strerror}") from None

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness import case_run, compile_report, rows, schedule, table
 from harness.case_server import CaseServer
-from harness.compile_ahead import Kernels
+from harness.compile_ahead import Kernels, started
 from harness.compile_report import Request
 from harness.folder import RunFolder, shown
 from harness.options import Options
@@ -153,15 +153,21 @@ class Run:
         return Kernels(cases, mine, chip, self.start, self.options.step_limit_s) if mine else None
 
     async def _compile(self, spare: int) -> None:
-        """Compile ahead, on all cores but `spare`."""
+        """Compile ahead, on all cores but `spare`. The compiler starts while the first worker does."""
+        compiler = None
         try:
+            if any("optimized" in task.names for task in self.tasks) if self.on_gpu else self.timed:
+                compiler = await started(self.start, self.options.step_limit_s)
             kernels = await self.kernels
             if kernels:
                 self._write_new(self._kernel_rows(compile_report.refused_rows, kernels.refused))
-                self.reporter.say(await kernels.compile(spare, partial(self._compiled, kernels)))
+                self.reporter.say(await kernels.compile(spare, partial(self._compiled, kernels), compiler))
         except asyncio.CancelledError:
             if not self.over:  # the end of all cases is no interrupt
                 raise
+        finally:
+            if compiler:
+                await compiler.stop()
 
     def _compiled(self, kernels: Kernels, request: Request, binary: Any) -> None:
         self._write_new(self._kernel_rows(compile_report.compile_rows, kernels.planned, {request: binary}))
