@@ -53,7 +53,7 @@ class QuantizedTensor:
         dtype = self.dtype if dtype is None else dtype
         self.check("dequantize", dtype)
         matrix = self._values_columnwise() if self.rowwise_data is None else self._values_rowwise()
-        return matrix.to(dtype).reshape(self.shape)
+        return matrix.to(dtype).reshape(self.shape).contiguous()
 
     @property
     def _matrix(self):

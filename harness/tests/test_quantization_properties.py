@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from harness.tests.quantized import DTYPES, SIGNS
+from reference import quantize
 from reference.formats import E4M3, FP8, decode_e8m0, nvfp4_decode_scale
-from reference.quantization import quantize
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed")

@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 
+import optimized
+import reference
 from reference.formats import E4M3, E5M2
-from reference.quantization import quantize
 from reference.quantizers import (
     QUANTIZERS, Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 )
@@ -119,8 +120,7 @@ BAD_CALLS = {
 }
 
 
-@pytest.mark.parametrize("input, quantizer, error, words", BAD_CALLS.values(), ids=BAD_CALLS)
-def test_refuses_a_call(input, quantizer, error, words):
+def check_refused(quantize, input, quantizer, error, words):
     before = quantizer.amax.clone() if isinstance(quantizer, Float8Quantizer) else None
     with pytest.raises(error) as caught:
         quantize(input, quantizer)
@@ -128,6 +128,33 @@ def test_refuses_a_call(input, quantizer, error, words):
     assert type(caught.value) is error and message.startswith("quantize: ") and "\n" not in message
     assert [word for word in words if word not in message] == [], message
     assert before is None or torch.equal(quantizer.amax, before), "nothing is written"
+
+
+@pytest.mark.parametrize("input, quantizer, error, words", BAD_CALLS.values(), ids=BAD_CALLS)
+def test_refuses_a_call(input, quantizer, error, words):
+    check_refused(reference.quantize, input, quantizer, error, words)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("input, quantizer, error, words", BAD_CALLS.values(), ids=BAD_CALLS)
+def test_optimized_refuses_a_call(input, quantizer, error, words):
+    """Before memory is allocated, and also after a good call has prepared what it needs."""
+    def allocates(shape, dtype, device):
+        raise AssertionError("memory was allocated before the arguments were refused")
+
+    on_gpu = isinstance(input, torch.Tensor) and not input.is_meta
+    given = input.cuda() if on_gpu else input
+    with optimized.launch.allocator(allocates):
+        check_refused(optimized.quantize, given, quantizer, error, words)
+    if type(quantizer) in QUANTIZERS and not isinstance(quantizer, Float8Quantizer):
+        optimized.quantize(torch.ones(32, 32, dtype=torch.bfloat16, device="cuda"), quantizer)
+        check_refused(optimized.quantize, given, quantizer, error, words)
+
+
+@pytest.mark.parametrize("cls", QUANTIZERS)
+def test_optimized_refuses_cpu_tensors(cls):
+    with pytest.raises(ValueError, match="^quantize: input is on cpu, but .* CUDA"):
+        optimized.quantize(full, made(cls))
 
 
 @pytest.mark.parametrize("shape, quantizer", (
@@ -139,4 +166,4 @@ def test_refuses_a_call(input, quantizer, error, words):
     ((64,), MXFP8Quantizer()),
 ))
 def test_only_the_dimension_of_the_blocks_counts(shape, quantizer):
-    assert quantize(torch.ones(shape), quantizer).shape == shape
+    assert reference.quantize(torch.ones(shape), quantizer).shape == shape

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from reference import recipes
+from reference import quantize, recipes
 from reference.formats import E4M3, E5M2, FLT_MAX
-from reference.quantization import quantize
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from reference.recipes import (
     DelayedScaling, Float8CurrentScaling, Format, MXFP8BlockScaling, NVFP4BlockScaling, active_recipe, autocast

@@ -7,8 +7,9 @@ import re
 import pytest
 import torch
 
+import optimized
+from reference import dequantize, quantize
 from reference.formats import E4M3, E5M2
-from reference.quantization import dequantize, quantize
 from reference.quantizers import Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from reference.tensors import Float8Tensor, MXFP8Tensor, NVFP4Tensor, swizzle, unswizzle
 
@@ -194,8 +195,29 @@ BAD = {
 
 @pytest.mark.parametrize("make, error, words", BAD.values(), ids=BAD)
 def test_dequantize_refuses(make, error, words):
+    check_refused(dequantize, make(), error, words)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make, error, words", BAD.values(), ids=BAD)
+def test_optimized_dequantize_refuses(make, error, words):
+    """Before memory is allocated; tensors that are on no GPU are refused for what else is wrong with them."""
+    def allocates(shape, dtype, device):
+        raise AssertionError("memory was allocated before the arguments were refused")
+
+    with optimized.launch.allocator(allocates):
+        check_refused(optimized.dequantize, make(), error, words)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_optimized_refuses_cpu_tensors(cls):
+    with pytest.raises(ValueError, match="^dequantize: tensor is on cpu, but .* CUDA"):
+        optimized.dequantize(made(cls), torch.float32)
+
+
+def check_refused(dequantize, tensor, error, words):
     with pytest.raises(error) as caught:
-        dequantize(make(), torch.float32)
+        dequantize(tensor, torch.float32)
     message = str(caught.value)
     assert type(caught.value) is error and message.startswith("dequantize: ") and "\n" not in message
     assert [word for word in words if word not in message] == [], message
