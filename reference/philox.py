@@ -40,10 +40,15 @@ def rounding_bits(shape, *, seed, offset, columnwise, device):
     Shapes: -> `shape`, uint8. Units: seed a 64-bit, offset a 63-bit unsigned integer.
     """
     group = torch.arange(shape[0] * shape[1] // 16, device=device)
+    return group_bits(group, seed=seed, offset=offset, columnwise=columnwise).reshape(shape)
+
+
+def group_bits(group, *, seed, offset, columnwise):
+    """The 8 random bits of each of the 16 elements of a group. Shapes: (groups,), int64 -> (groups, 16), uint8."""
     constant = [torch.full_like(group, word) for word in (offset & _WORD, offset >> 32 | columnwise << 31)]
     words = philox((group & _WORD, group >> 32, *constant), (seed & _WORD, seed >> 32))
-    shifts = torch.arange(0, 32, 8, device=device)
-    return (torch.stack(words, -1)[..., None] >> shifts & 255).to(torch.uint8).reshape(shape)
+    shifts = torch.arange(0, 32, 8, device=group.device)
+    return (torch.stack(words, -1)[..., None] >> shifts & 255).to(torch.uint8).flatten(1)
 
 
 def _product(word, multiplier):

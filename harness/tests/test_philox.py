@@ -31,6 +31,12 @@ def test_stream(seed, offset, columnwise):
     assert bits.flatten().tolist() == [random_byte(i, seed, offset, columnwise) for i in range(96)]
 
 
+def test_groups_beyond_32_bits():
+    groups = [0, 2**32 - 1, 2**32, 2**32 + 5, 2**59 - 1]
+    bits = philox.group_bits(torch.tensor(groups), seed=9, offset=2**33, columnwise=True)
+    assert bits.tolist() == [[random_byte(16 * g + i, 9, 2**33, True) for i in range(16)] for g in groups]
+
+
 def test_streams_differ():
     streams = {(seed, offset, columnwise): philox.rounding_bits((1, 64), seed=seed, offset=offset,
                                                               columnwise=columnwise, device="cpu")
