@@ -133,8 +133,10 @@ def on_another_stream(cycles=0, forks=False, joins=False):
 
 @pytest.fixture
 def cuda():
-    """The device, and inputs of the case on it."""
-    yield device.Cuda(), family_of(CASE.function).make(CASE, "cuda", 0)
+    """The device, and inputs of the case on it. They are there before another stream writes where their makers were."""
+    made = device.Cuda(), family_of(CASE.function).make(CASE, "cuda", 0)
+    torch.cuda.synchronize()
+    yield made
     torch.cuda.synchronize()
 
 
