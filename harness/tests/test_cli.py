@@ -108,8 +108,11 @@ def test_wrong_argument_is_one_clear_line(arguments, words, capsys, tmp_path, mo
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("arguments", [["bench", "--profile", "slow"], ["bench", "--seed", "x"], ["fly"], [], ["bench", "--resume", "--fresh"],
-                                       ["merge", "out"], ["compare", "old"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["bench", "--profile", "slow"], ["bench", "--seed", "x"], ["fly"], [], ["bench", "--resume", "--fresh"],
+     ["merge", "out"], ["compare", "old"]],
+)
 def test_wrong_syntax_is_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)

@@ -113,12 +113,12 @@ def test_programs_share_headers_and_keep_the_threads_busy():
 def test_a_compile_server_gives_what_the_compiler_says():
     wanted = request(case_server.compile_report.plans(CASES[:1], H200)[0][CASES[0]])
     for alone in (False, True):
-        asked = {"requests": [wanted, ("norm.cu", "no_such_kernel<3>")], "arch": H200.arch, "threads": 1, "alone": alone}
-        announced = []
+        requests, announced = [wanted, ("norm.cu", "no_such_kernel<3>")], []
+        asked = {"requests": requests, "arch": H200.arch, "threads": 1, "alone": alone}
         found = dict(CompileServer().run(asked, lambda *step: announced.append(step)))
         assert found[wanted].registers > 0 and found[wanted].image == b""
         assert isinstance(found["norm.cu", "no_such_kernel<3>"], str)
-        assert announced == ([(one, "compilation") for one in asked["requests"]] if alone else [])
+        assert announced == ([(one, "compilation") for one in requests] if alone else [])
 
 
 def forbid_cuda(monkeypatch):

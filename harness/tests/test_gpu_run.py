@@ -1,4 +1,4 @@
-"""Runs on a GPU: what a row holds, what the parent never does, two devices at once, a kernel that takes the GPU away."""
+"""Runs on a GPU: what a row holds, what the parent never does, two devices, a kernel that takes the GPU away."""
 
 import io
 import subprocess

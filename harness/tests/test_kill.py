@@ -1,4 +1,4 @@
-"""kill -9, and polite signals, at any moment: finished rows stay, nobody is left, and --resume ends with the same rows."""
+"""kill -9 and polite signals at any moment: finished rows stay, nobody is left, --resume ends with the same rows."""
 
 import json
 import os
@@ -158,7 +158,8 @@ def test_a_real_run_whose_parent_is_killed_leaves_nobody_and_goes_on(tmp_path):
 
 
 def children(pid):
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])

@@ -21,15 +21,15 @@ CASES = ("rmsnorm_fwd 3x16 bf16", "rmsnorm_bwd 2x8 fp32", "rmsnorm_fwd 5x16 bf16
 
 
 def timed(**fields):
-    column = {"median": 10.0, "p20": 9.9, "p80": 10.1, "min": 9.8, "ci_low": 9.9, "ci_high": 10.1, "n": 30, "dropped": 0}
+    column = {"median": 10.0, "ci_low": 9.9, "ci_high": 10.1}
     made = rows.row(**{"status": "OK", "case": "a", "implementation": "optimized", "device": "cuda",
                        "gpu": "NVIDIA H200", "environment": "e", **fields})
     return made | {"graph_us": fields.get("graph_us", column)}
 
 
-def wrote(path, *found, samples="", command="python -m harness bench"):
+def wrote(path, *found, samples="", verb="bench"):
     path.mkdir()
-    folder.record(path, [{"command": command, "hash": "e"}])
+    folder.record(path, [{"command": f"python -m harness {verb}", "hash": "e"}])
     writer = rows.Writer(path / "rows.jsonl")
     for row in found:
         writer.write(row)
@@ -106,15 +106,15 @@ def test_rows_that_contradict_each_other_are_refused_in_one_sentence(tmp_path, c
 
 
 @pytest.mark.parametrize(
-    ("other", "command", "words"),
+    ("other", "verb", "words"),
     [
-        (timed(case="b", gpu="NVIDIA B200"), "python -m harness bench", "different devices: NVIDIA B200 and NVIDIA H200"),
-        (timed(case="b", gpu=None), "python -m harness bench", "different devices: NVIDIA H200 and a CPU"),
-        (timed(case="b"), "python -m harness check", "different verbs: bench and check"),
+        (timed(case="b", gpu="NVIDIA B200"), "bench", "different devices: NVIDIA B200 and NVIDIA H200"),
+        (timed(case="b", gpu=None), "bench", "different devices: NVIDIA H200 and a CPU"),
+        (timed(case="b"), "check", "different verbs: bench and check"),
     ],
 )
-def test_folders_of_different_kinds_are_refused(tmp_path, other, command, words):
-    one, two = wrote(tmp_path / "one", timed()), wrote(tmp_path / "two", other, command=command)
+def test_folders_of_different_kinds_are_refused(tmp_path, other, verb, words):
+    one, two = wrote(tmp_path / "one", timed()), wrote(tmp_path / "two", other, verb=verb)
     with pytest.raises(RowsError, match=words):
         merge(tmp_path / "out", [one, two])
 
