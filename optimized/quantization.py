@@ -8,7 +8,7 @@ not dense or do not lie at one distance from each other is copied first.
 
 import inspect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 import torch
@@ -88,8 +88,7 @@ def plan_of(function: str, *args, chip: Chip, **kwargs) -> Plan:
     given = inspect.signature(globals()[function]).bind(*args, **kwargs).arguments
     if function == "quantize":
         quantizers.check(function, **given)
-        input = _regular(given["input"])
-        return _planned(input, given["quantizer"], chip)[0]
+        return plans.quantize(_work(_regular(given["input"]), given["quantizer"]), chip)
     tensors.check(function, **given)
     return _planned_back(given["tensor"], given["dtype"], chip)[0]
 
@@ -104,27 +103,31 @@ class _Ready:
 
 
 def _prepare(input: Tensor, quantizer) -> _Ready:
-    plan, flat = _planned(input, quantizer, chip(input.device))
-    rows, cols = _matrix(input.shape)
-    regular = rows < 2 or _pitch(input) * input.element_size() % 16 == 0 or (flat and "Strip" in plan.variant)
-    aligned = input.data_ptr() % 16 == 0 and regular
+    work = _work(input, quantizer)
+    plan = plans.quantize(work, chip(input.device))
     scalars = (
-        numpy.int64(rows), numpy.int64(cols), numpy.int64(_pitch(input)), numpy.int32(aligned), numpy.int32(flat),
-        numpy.int32(getattr(quantizer, "force_pow_2_scales", False)),
+        numpy.int64(work.rows), numpy.int64(work.cols), numpy.int64(_pitch(input)), numpy.int32(_on_16_bytes(input, work)),
+        numpy.int32(work.flat), numpy.int32(getattr(quantizer, "force_pow_2_scales", False)),
         numpy.float32(getattr(quantizer, "amax_epsilon", 0.0)),
     )
     workspace = ((plan.workspace_bytes // 4,), torch.float32) if plan.workspace_bytes else None
     return _Ready(Launch(plan, input.device, 13, scalars), (*_outputs(input, quantizer), workspace))
 
 
-def _planned(input: Tensor, quantizer, chip: Chip) -> tuple[Plan, bool]:
-    """The plan, and whether rows and their scales follow one another without a gap."""
+def _work(input: Tensor, quantizer) -> plans.Work:
     rows, cols = _matrix(input.shape)
     scheme, block = _scheme(quantizer)
-    tiles = quantizer.columnwise or scheme[-1] == "Squares"
     flat = rows < 2 or (_pitch(input) == cols and (block is None or cols // block % 4 == 0))
-    work = plans.Work(scheme, TYPES[str(input.dtype).removeprefix("torch.")], rows, cols, tiles)
-    return plans.quantize(work, chip, flat), flat
+    tiles = quantizer.columnwise or scheme[-1] == "Squares"
+    work = plans.Work(scheme, TYPES[str(input.dtype).removeprefix("torch.")], rows, cols, tiles, flat=flat)
+    runs = rows * cols if flat and not tiles else cols
+    return replace(work, whole=runs % 8 == 0 and _on_16_bytes(input, work))
+
+
+def _on_16_bytes(input: Tensor, work: plans.Work) -> bool:
+    """Whether runs of eight elements begin at multiples of 16 bytes."""
+    rows_do = work.rows < 2 or (work.flat and not work.tiles) or _pitch(input) * input.element_size() % 16 == 0
+    return input.data_ptr() % 16 == 0 and rows_do
 
 
 def _scheme(quantizer) -> tuple[tuple[str, ...], int | None]:

@@ -14,7 +14,8 @@ class Work:
     """What is done with x: `scheme` is the family of the kernels' work types with its policies behind the part of x,
     e.g. ("Fp8", "E4M3", "Delayed").
 
-    `tiles`: by tiles of 128×128, which columns need, rather than by strips along the rows.
+    `tiles`: by tiles of 128×128, which columns need, rather than by strips along the rows. `whole`: every run of eight
+    columns is whole and begins at a multiple of 16 bytes. `flat`: rows and their scales follow one another without a gap.
     """
 
     scheme: tuple[str, ...]
@@ -22,6 +23,8 @@ class Work:
     rows: int
     cols: int
     tiles: bool
+    whole: bool = True
+    flat: bool = False
 
     @property
     def twice(self) -> bool:
@@ -29,20 +32,18 @@ class Work:
         return self.scheme[0] == "Nvfp4" or self.scheme[-1] == "Current"
 
 
-def quantize(work: Work, chip: Chip, flat: bool) -> Plan:
-    """The plan of quantize. `flat`: rows and their scales follow one another without a gap."""
-    part = "Tile" if work.tiles else "Strip"
+def quantize(work: Work, chip: Chip) -> Plan:
+    """The plan of quantize: CTAs come and go, a part of x each, but where all have to be there at once."""
+    variant = "Tile" if work.tiles else "Strip"
+    part = f"{variant}<{work.x}, {'Whole' if work.whole else 'Ragged'}>"
     family, *policies = work.scheme
     ctas = _ctas(work)
-    if work.tiles:
-        parts = _tiles(work.rows, work.cols)
-    else:
-        parts = _strips(work.rows, work.cols, flat)
+    parts = _tiles(work.rows, work.cols) if work.tiles else _strips(work.rows, work.cols, work.flat)
     grid = max(1, min(parts, chip.sms * ctas if work.twice else MAX_GRID))
     amaxes = 2 if policies[-1] == "Transformed" else 1
     return Plan(
-        "quantize.cu", f"quantize<{family}<{', '.join((f'{part}<{work.x}>', *policies))}>, {ctas}>", f"{part} {family}",
-        grid, THREADS, workspace_bytes=4 * amaxes * grid if work.twice else 0, cooperative=work.twice,
+        "quantize.cu", f"quantize<{family}<{', '.join((part, *policies))}>, {ctas}>", f"{variant} {family}", grid, THREADS,
+        workspace_bytes=4 * amaxes * grid if work.twice else 0, cooperative=work.twice,
         programmatic=chip.is_hopper_or_later,
     )
 
@@ -58,10 +59,14 @@ def dequantize(layout: str, y: str, shape: tuple[int, int], chip: Chip, flat: bo
 
 def _ctas(work: Work) -> int:
     """CTAs that an SM holds: as many as registers allow without spills. Checked by compiling."""
-    wide = SIZES[work.x] == 4
+    family, *policies = work.scheme
     if not work.tiles:
-        return 3 if wide else 4
-    return 2 if wide or work.scheme[0] == "Mxfp8" or work.scheme[-1] == "Transformed" else 3
+        return 3 if SIZES[work.x] == 4 else 4
+    if SIZES[work.x] == 4 or family == "Mxfp8" or "Transformed" in policies:
+        return 2
+    if family == "Fp8":
+        return 3 if "Delayed" in policies and work.whole else 2
+    return 3
 
 
 def _strips(rows: int, cols: int, flat: bool) -> int:

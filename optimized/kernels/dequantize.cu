@@ -31,7 +31,7 @@ __global__ __launch_bounds__(kThreads, 3) void dequantize_columns(const __grid_c
   Format format(a);
   const u32 across = (a.cols + kEdge - 1) / kEdge;
   const i64 tiles = (a.rows + kEdge - 1) / kEdge * across;
-  const int top = Tile<Y>::top(), left = Tile<Y>::left();
+  const int top = Lattice::top(), left = Lattice::left();
   for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const i64 row = u32(tile) / across * kEdge, col = u32(tile) % across * kEdge;
     format.load(a, turned, row, col);

@@ -49,7 +49,7 @@ struct Fp8Rows {
     return v;
   }
   static __device__ __forceinline__ u64 load_codes(const Dequantize& a, const Spot& at) {
-    const Vec<u8, kRun> codes = load_run<u8>(a.data, at.place, at.count, at.place % kRun == 0);
+    const Vec<u8, kRun> codes = load_run<u8, Ragged>(a.data, at.place, at.count, at.place % kRun == 0);
     return reinterpret_cast<const u64&>(codes);
   }
 };

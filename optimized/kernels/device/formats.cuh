@@ -1,5 +1,6 @@
 #pragma once
 #include "device/ptx/convert.cuh"
+#include "device/vec.cuh"
 
 // Casts between float32 and E4M3, E5M2, E2M1 and E8M0, to the bit as reference/formats.py has them.
 
@@ -10,22 +11,24 @@ constexpr u32 kExponent = 0x7F800000u, kNan = 0x7FC00000u;
 
 struct ToNearest {
   static __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
+  static __device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 };
-struct Down {
+struct Down {  // of what is positive
   static __device__ __forceinline__ float add(float a, float b) { return __fadd_rz(a, b); }
+  static __device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_rz(a, b, c); }
 };
 
 // The code of a magnitude that is at most the format's largest, in the low bits (what is above them is waste), for a
 // format of `Mantissa` bits whose least normal value is 2^Least. With e the exponent, Least for subnormals, the sum of
 // the magnitude and 2^(e + 23 - Mantissa) holds in its low bits the magnitude in steps of the format; from the
 // sum's own exponent comes how many codes lie below 2^e. `kOffset` takes out what both exponents are biased by.
-template <int Mantissa, int Least, class Rounding = ToNearest>
+template <int Mantissa, int Least>
 __device__ __forceinline__ u32 small_code(float magnitude) {
   constexpr int kShift = 23 - Mantissa;
   constexpr u32 kOffset = (0u - ((127u + kShift + Least) << Mantissa)) & 0xFFu;
   constexpr u32 kStep = (u32(kShift) << 23) + kOffset;
   const u32 steps = max((__float_as_uint(magnitude) & kExponent) + kStep, (u32(127 + Least) << 23) + kStep);
-  const u32 sum = __float_as_uint(Rounding::add(magnitude, __uint_as_float(steps)));
+  const u32 sum = __float_as_uint(__fadd_rn(magnitude, __uint_as_float(steps)));
   return sum + (sum >> kShift);
 }
 
@@ -88,38 +91,37 @@ __device__ __forceinline__ u32 e8m0_code(float magnitude) {
   return bits <= 0x400000u ? 0 : min((bits + 0x7FFFFFu) >> 23, 254u);
 }
 
-// 2^(code - 127), and 2^(127 - code), which is what values are multiplied by; NaN for 255.
 __device__ __forceinline__ float e8m0_value(u32 code) {
   return __uint_as_float(code == 0 ? 0x400000u : code == 255 ? kNan : code << 23);
 }
-__device__ __forceinline__ float e8m0_factor(u32 code) {
-  return __uint_as_float(code == 254 ? 0x400000u : code == 255 ? kNan : (254 - code) << 23);
-}
+// 2^(127 - code), which values are multiplied by, NaN for 255: the upper 16 bits of the float32, the others are zero.
+__device__ __forceinline__ u32 e8m0_factor(u32 code) { return code == 254 ? 0x40 : code == 255 ? kNan >> 16 : (254 - code) << 7; }
 
-// E2M1 codes of eight values, the first in the lowest nibble. `signs` is 0 where all are NaN, then code 7, else ~0.
-template <class Code>
-__device__ __forceinline__ u32 e2m1_codes(const float (&v)[8], u32 signs, Code code) {
-  u32 c[8], even[2], odd[2];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) c[i] = code(fabsf(v[i]), i);
-  even[0] = __byte_perm(__byte_perm(c[0], c[2], 0x0040), __byte_perm(c[4], c[6], 0x0040), 0x5410);
-  odd[0] = __byte_perm(__byte_perm(c[1], c[3], 0x0040), __byte_perm(c[5], c[7], 0x0040), 0x5410);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) c[i] = __float_as_uint(v[i]);
-  even[1] = __byte_perm(__byte_perm(c[0], c[2], 0x0073), __byte_perm(c[4], c[6], 0x0073), 0x5410);
-  odd[1] = __byte_perm(__byte_perm(c[1], c[3], 0x0073), __byte_perm(c[5], c[7], 0x0073), 0x5410);
-  const u32 magnitudes = (even[0] & 0x0F0F0F0Fu) | (odd[0] << 4 & 0xF0F0F0F0u);
-  return magnitudes | (((even[1] >> 4 & 0x08080808u) | (odd[1] & 0x80808080u)) & signs);
-}
-
+// E2M1. A magnitude's code is the sum of how many steps of 1/2 it is above 0, of 1 above 2 and of 2 above 4, each rounded,
+// and each at most what its range holds: saturating arithmetic gives that, and the largest code for all above 6.
 struct E2M1 {
-  static constexpr float kLargest = 6.f;
-  static __device__ __forceinline__ u32 nearest(float magnitude) { return small_code<1, 0>(fminf(magnitude, kLargest)); }
+  // 2^23 + code, so that the code is in the low bits; NaN has code 0.
+  template <class Rounding>
+  static __device__ __forceinline__ u32 code(float magnitude) {
+    const float halves = __saturatef(magnitude * 0.5f), ones = __saturatef(fmaf(magnitude, 0.5f, -1.f));
+    const float twos = __saturatef(fmaf(magnitude, 0.5f, -2.f));
+    return __float_as_uint(Rounding::add(twos, Rounding::fma(ones, 2.f, Rounding::fma(halves, 4.f, 0x1p23f))));
+  }
+  static __device__ __forceinline__ u32 nearest(float magnitude) { return code<ToNearest>(magnitude); }
   // Rounded up where `random`, 0 … 255, reaches what is missing to the next value, in 256ths of the step between.
   static __device__ __forceinline__ u32 stochastic(float magnitude, u32 random) {
     const u32 step = max(__float_as_uint(magnitude) & kExponent, 0x3F800000u) - 0x00800000u;
-    const float t = fmaf(float(random) * 0x1p-8f, __uint_as_float(step), magnitude);
-    return small_code<1, 0, Down>(fminf(t, kLargest));
+    return code<Down>(fmaf(float(random) * 0x1p-8f, __uint_as_float(step), magnitude));
+  }
+  // Eight codes in a word, the first in the lowest nibble, with the signs of v.
+  static __device__ __forceinline__ u32 pack(const u32 (&code)[8], const Floats<8>& v) {
+    constexpr u32 kBias = 0x4B000000u;  // of 2^23; of all eight, only what two carry into the top byte is left
+    u32 word = code[7];
+#pragma unroll
+    for (int i = 6; i >= 0; --i) word = word * 16 + code[i];
+    const auto top = [&](int i, int j) { return __byte_perm(__float_as_uint(v[i]), __float_as_uint(v[j]), 0x0073); };
+    const u32 even = __byte_perm(top(0, 2), top(4, 6), 0x5410), odd = __byte_perm(top(1, 3), top(5, 7), 0x5410);
+    return word - kBias * 17 + ((even >> 4 & 0x08080808u) | (odd & 0x80808080u));
   }
   // Bits 0 … 3 as a value, exactly.
   static __device__ __forceinline__ float decode(u32 code) {

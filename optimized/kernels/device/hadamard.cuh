@@ -5,7 +5,7 @@
 // butterfly stages in float32, of strides 1, 2, 4 within a thread and 8 with the lane that has the other eight rows.
 __device__ __forceinline__ void hadamard(const Vec<bf16, kRun> (&row)[kRun], Vec<bf16, kRun> (&out)[kRun]) {
   constexpr u32 kSigns = 0xD7E8;  // bit i is set where s is -1 for element i
-  const bool upper = Tile<bf16>::lane_down() % 2;
+  const bool upper = Lattice::lane_down() % 2;
   const u32 signs = upper ? kSigns >> 8 : kSigns & 0xFF;
 #pragma unroll
   for (int j = 0; j < kRun; ++j) {

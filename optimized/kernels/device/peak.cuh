@@ -1,27 +1,16 @@
 #pragma once
-#include "device/ptx/convert.cuh"
 #include "device/vec.cuh"
 
 // Largest magnitudes, NaN where one is, in words as the values lie in memory: one float32 or two 16-bit values a word.
 
+// Bits of magnitudes order as the values do, NaN above all.
 template <class X>
-__device__ __forceinline__ u32 larger(u32 a, u32 b);
+__device__ __forceinline__ u32 magnitudes(u32 word) { return word & (sizeof(X) == 4 ? 0x7FFFFFFFu : 0x7FFF7FFFu); }
 
-template <>
-__device__ __forceinline__ u32 larger<f32>(u32 a, u32 b) {
-  return __float_as_uint(max_nan(fabsf(__uint_as_float(a)), fabsf(__uint_as_float(b))));
-}
-template <>
-__device__ __forceinline__ u32 larger<bf16>(u32 a, u32 b) {
-  const auto pair = [](u32& word) { return __habs2(reinterpret_cast<__nv_bfloat162&>(word)); };
-  const __nv_bfloat162 c = __hmax2_nan(pair(a), pair(b));
-  return reinterpret_cast<const u32&>(c);
-}
-template <>
-__device__ __forceinline__ u32 larger<f16>(u32 a, u32 b) {
-  const auto pair = [](u32& word) { return __habs2(reinterpret_cast<__half2&>(word)); };
-  const __half2 c = __hmax2_nan(pair(a), pair(b));
-  return reinterpret_cast<const u32&>(c);
+template <class X>
+__device__ __forceinline__ u32 larger(u32 a, u32 b) {
+  if constexpr (sizeof(X) == 4) return max(a, b);
+  else return __vmaxu2(a, b);
 }
 
 // Magnitude of eight places: of columns over rows, or of rows over columns.
@@ -30,11 +19,10 @@ struct Peaks {
   static constexpr int kPerWord = 4 / sizeof(X), kWords = 8 / kPerWord;
   u32 word[kWords] = {};
 
-  static __device__ __forceinline__ u32 part(const Vec<X, 8>& v, int i) { return reinterpret_cast<const u32*>(v.lane)[i]; }
   // Each place by a vector with a value for it.
   __device__ __forceinline__ void take(const Vec<X, 8>& v) {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) word[i] = larger<X>(word[i], part(v, i));
+    for (int i = 0; i < kWords; ++i) word[i] = larger<X>(word[i], magnitudes<X>(reinterpret_cast<const u32*>(v.lane)[i]));
   }
   __device__ __forceinline__ void take(const Peaks& other) {
 #pragma unroll
@@ -79,10 +67,28 @@ struct Peaks {
     for (int i = 0; i < 8; ++i) peaks.take(row[i]);
     return peaks;
   }
-  // With those of the lane whose number differs in the bits of `mask`.
+  // With those of the lane whose number differs in the bit `mask`.
   __device__ __forceinline__ void exchange(int mask) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) word[i] = larger<X>(word[i], __shfl_xor_sync(~0u, word[i], mask));
+  }
+  // Over the four lanes whose numbers differ in the bits High and Low: each gets the result of two places, those of
+  // number 4 * (bit High is set) + 2 * (bit Low is set) and the next.
+  template <int High, int Low>
+  __device__ __forceinline__ float2 scatter() const {
+    const bool high = threadIdx.x & High, low = threadIdx.x & Low;
+    u32 half[kWords / 2], quarter[kWords / 4];
+#pragma unroll
+    for (int i = 0; i < kWords / 2; ++i) {
+      const u32 mine = high ? word[i + kWords / 2] : word[i], others = high ? word[i] : word[i + kWords / 2];
+      half[i] = larger<X>(mine, __shfl_xor_sync(~0u, others, High));
+    }
+#pragma unroll
+    for (int i = 0; i < kWords / 4; ++i) {
+      const u32 mine = low ? half[i + kWords / 4] : half[i], others = low ? half[i] : half[i + kWords / 4];
+      quarter[i] = larger<X>(mine, __shfl_xor_sync(~0u, others, Low));
+    }
+    return {value(quarter[0], 0), value(quarter[kWords / 4 - 1], kPerWord - 1)};
   }
   __device__ __forceinline__ float operator[](int place) const { return value(word[place / kPerWord], place % kPerWord); }
 

@@ -35,21 +35,30 @@ constexpr int kRun = 8;  // neighbours in a row that a thread handles together
 
 __device__ __forceinline__ i64 round_up(i64 value, i64 unit) { return (value + unit - 1) / unit * unit; }
 
-// Eight elements, of which `count` are there; zeros stand for the others.
-template <class X>
+// Whether every run of eight is whole and lies on 16 bytes in x, or some is not.
+struct Whole { static constexpr bool kWhole = true; };
+struct Ragged { static constexpr bool kWhole = false; };
+
+// Eight elements, of which `count` are there (Whole: all or none); zeros stand for the others.
+template <class X, class Fill>
 __device__ __forceinline__ Vec<X, kRun> load_run(const void* x, i64 element, int count, bool aligned) {
-  if (aligned && count == kRun) return load<X, kRun>(x, element);
   Vec<X, kRun> v = {};
+  if constexpr (Fill::kWhole) {
+    if (count) v = load<X, kRun>(x, element);
+    return v;
+  }
+  if (aligned && count == kRun) return load<X, kRun>(x, element);
 #pragma unroll
   for (int i = 0; i < kRun; ++i)
     if (i < count) v.lane[i] = load<X, 1>(x, element + i).lane[0];
   return v;
 }
 
+template <class Fill>
 __device__ __forceinline__ void store_run(u8* out, i64 place, u64 bytes, int count) {
-  if (count == kRun && place % kRun == 0) {
+  if (Fill::kWhole ? count : count == kRun && place % kRun == 0) {
     *reinterpret_cast<u64*>(out + place) = bytes;
-  } else {
+  } else if constexpr (!Fill::kWhole) {
 #pragma unroll
     for (int i = 0; i < kRun; ++i)
       if (i < count) out[place + i] = bytes >> (8 * i);

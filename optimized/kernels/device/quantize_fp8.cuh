@@ -16,6 +16,7 @@ template <class From, class Code, class Scaling>
 struct Fp8 {
   using Part = From;
   using X = typename Part::type;
+  using Fill = typename Part::fill;
   static constexpr bool kTwice = Scaling::kTwice, kLooks = true;
   struct Empty {};
   struct Bytes { Turned<kEdge> turned; };
@@ -49,20 +50,20 @@ struct Fp8 {
       if (threadIdx.x == 0 && !(__uint_as_float(most[0]) <= amax)) atomicMax(reinterpret_cast<int*>(a.amax), most[0]);
     }
   }
-  __device__ __forceinline__ void encode(const Strip<X>& strip) const {
+  __device__ __forceinline__ void encode(const Strip<X, Fill>& strip) const {
 #pragma unroll
-    for (int i = 0; i < Strip<X>::kRuns; ++i) {
+    for (int i = 0; i < Strip<X, Fill>::kRuns; ++i) {
       const Spot at = strip.template spot<kRun>(a, i);
-      store_run(a.rowwise, at.place, fp8_codes<Code>(widen(strip.run[i]), scale), at.count);
+      store_run<Fill>(a.rowwise, at.place, fp8_codes<Code>(widen(strip.run[i]), scale), at.count);
     }
   }
-  __device__ __forceinline__ void encode(const Tile<X>& tile) {
+  __device__ __forceinline__ void encode(const Tile<X, Fill>& tile) {
     u32 low[kRun], high[kRun];  // of row i: codes of columns 0 … 3 and 4 … 7
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
       const u64 codes = fp8_codes<Code>(tile.values(i), scale);
       low[i] = codes, high[i] = codes >> 32;
-      if (a.rowwise && i < tile.rows) store_run(a.rowwise, tile.place(a, i), codes, tile.columns);
+      if (a.rowwise) store_run<Fill>(a.rowwise, tile.place(a, i), codes, tile.in_row(i));
     }
     put_columns(low, 0);
     put_columns(high, 4);
@@ -76,6 +77,6 @@ struct Fp8 {
     transpose_bytes({row[4], row[5], row[6], row[7]}, lower);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      shared.data.turned.put(Tile<X>::left() + first + j, Tile<X>::top(), u64(lower[j]) << 32 | upper[j]);
+      shared.data.turned.put(Lattice::left() + first + j, Lattice::top(), u64(lower[j]) << 32 | upper[j]);
   }
 };

@@ -29,6 +29,7 @@ template <class From, class Rounding, class Blocks>
 struct Nvfp4 {
   using Part = From;
   using X = typename Part::type;
+  using Fill = typename Part::fill;
   static constexpr bool kTwice = true, kLooks = true;
   static constexpr bool kStochastic = kSame<Rounding, Stochastic>, kSquares = kSame<Blocks, Squares>;
   static constexpr bool kTransformed = kSame<Blocks, Transformed>;
@@ -84,27 +85,27 @@ struct Nvfp4 {
   __device__ __forceinline__ u32 scale_of(float amax, int k) const { return E4M3::encode_pair(amax * sixth[k], 0.f) & 0xFF; }
   // Codes of eight neighbours of a block of the given scale: its first eight or its last, of group 16 elements number
   // `group` of the matrix, or its transpose.
-  __device__ __forceinline__ u32 codes(Floats<kRun> v, u32 scale, i64 group, bool last, bool columnwise) const {
+  __device__ __forceinline__ u32 codes(const Floats<kRun>& v, u32 scale, i64 group, bool last, bool columnwise) const {
     const float factor = shared.factors[columnwise ? kAmaxes - 1 : 0].factor[scale];
-    float scaled[kRun];
-#pragma unroll
-    for (int i = 0; i < kRun; ++i) scaled[i] = v[i] * factor;
-    const u32 signs = scale == 0x7F ? 0 : ~0u;
+    u32 code[kRun];
     if constexpr (kStochastic) {
       const uint4 words = Random{a.seed, a.offset}.words(group, columnwise);
       const u32 low = last ? words.z : words.x, high = last ? words.w : words.y;
-      return e2m1_codes(scaled, signs, [&](float magnitude, int i) {
-        return E2M1::stochastic(magnitude, (i < 4 ? low : high) >> (8 * (i % 4)) & 0xFF);
-      });
+#pragma unroll
+      for (int i = 0; i < kRun; ++i)
+        code[i] = E2M1::stochastic(fabsf(v[i]) * factor, (i < 4 ? low : high) >> (8 * (i % 4)) & 0xFF);
     } else {
-      return e2m1_codes(scaled, signs, [](float magnitude, int) { return E2M1::nearest(magnitude); });
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) code[i] = E2M1::nearest(fabsf(v[i]) * factor);
     }
+    const u32 nan = 0u - (scale + 1 >> 7);  // all bits where the scale is 0x7F; arithmetic, since a branch costs more here
+    return (E2M1::pack(code, v) & ~nan) | (0x77777777u & nan);
   }
 
   // Two lanes have a block.
-  __device__ __forceinline__ void encode(const Strip<X>& strip) const {
+  __device__ __forceinline__ void encode(const Strip<X, Fill>& strip) const {
 #pragma unroll
-    for (int i = 0; i < Strip<X>::kRuns; ++i) {
+    for (int i = 0; i < Strip<X, Fill>::kRuns; ++i) {
       const Spot at = strip.template spot<kBlock>(a, i);
       Peaks<X> own;
       own.take(strip.run[i]);
@@ -116,7 +117,7 @@ struct Nvfp4 {
       if (at.count && threadIdx.x % 2 == 0) a.rowwise_scales[at.scale] = scale;
     }
   }
-  __device__ __forceinline__ void encode(const Tile<X>& tile) {
+  __device__ __forceinline__ void encode(const Tile<X, Fill>& tile) {
     Peaks<X> square;
     if constexpr (kSquares) {
       Peaks<X> all = Peaks<X>::of_columns(tile.row);
@@ -145,33 +146,33 @@ struct Nvfp4 {
     }
   }
   template <class Scale>
-  __device__ __forceinline__ void encode_rows(const Tile<X>& tile, Scale scale_of_row) {
+  __device__ __forceinline__ void encode_rows(const Tile<X, Fill>& tile, Scale scale_of_row) {
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
       const u32 scale = scale_of_row(i);
       const i64 place = tile.place(a, i);
-      const u32 word = codes(tile.values(i), scale, place / kBlock, Tile<X>::left() % kBlock, false);
-      if (i < tile.rows && tile.columns) *reinterpret_cast<u32*>(a.rowwise + place / 2) = word;
-      if (threadIdx.x % 2 == 0) shared.data.rowwise.put(Tile<X>::top() + i, Tile<X>::left() / kBlock, scale);
+      const u32 word = codes(tile.values(i), scale, place / kBlock, Lattice::left() % kBlock, false);
+      if (i < tile.rows) *reinterpret_cast<u32*>(a.rowwise + place / 2) = word;
+      if (threadIdx.x % 2 == 0) shared.data.rowwise.put(Lattice::top() + i, Lattice::left() / kBlock, scale);
     }
     __syncthreads();
     shared.data.rowwise.flush(a.rowwise_scales, tile.first_row, tile.first_col / kBlock, a.cols / kBlock);
     __syncthreads();
   }
   template <class Scale>
-  __device__ __forceinline__ void encode_columns(const Tile<X>& tile, const Vec<X, kRun> (&row)[kRun],
+  __device__ __forceinline__ void encode_columns(const Tile<X, Fill>& tile, const Vec<X, kRun> (&row)[kRun],
                                                  Scale scale_of_column) {
 #pragma unroll
     for (int j = 0; j < kRun; ++j) {
       const u32 scale = scale_of_column(j);
-      const i64 column = tile.first_col + Tile<X>::left() + j;
+      const i64 column = tile.first_col + Lattice::left() + j;
       Floats<kRun> v;
 #pragma unroll
       for (int i = 0; i < kRun; ++i) v[i] = float(row[i].lane[j]);
-      const i64 group = (column * a.rows + tile.first_row + Tile<X>::top()) / kBlock;
-      const u32 word = codes(v, scale, group, Tile<X>::top() % kBlock, true);
-      shared.data.turned.put(Tile<X>::left() + j, Tile<X>::top() / 2, word);
-      if (Tile<X>::lane_down() % 2 == 0) shared.data.columnwise.put(Tile<X>::left() + j, Tile<X>::top() / kBlock, scale);
+      const i64 group = (column * a.rows + tile.first_row + Lattice::top()) / kBlock;
+      const u32 word = codes(v, scale, group, Lattice::top() % kBlock, true);
+      shared.data.turned.put(Lattice::left() + j, Lattice::top() / 2, word);
+      if (Lattice::lane_down() % 2 == 0) shared.data.columnwise.put(Lattice::left() + j, Lattice::top() / kBlock, scale);
     }
     __syncthreads();
     shared.data.turned.flush(a.columnwise, tile.first_col, a.cols, tile.first_row / 2, a.rows / 2);

@@ -27,9 +27,10 @@ __device__ __forceinline__ i64 runs_of(const Args& a) {
 }
 
 // Elements of a CTA that follow one another along the rows: for what needs no columns.
-template <class X>
+template <class X, class Fill>
 struct Strip {
   using type = X;
+  using fill = Fill;
   static constexpr bool kTile = false;
   static constexpr int kRuns = 4;  // on their way at once
 
@@ -48,7 +49,7 @@ struct Strip {
 #pragma unroll
     for (int i = 0; i < kRuns; ++i) {
       const Spot at = spot<kRun>(a, i);
-      run[i] = load_run<X>(a.x, at.source, at.count, a.aligned);
+      run[i] = load_run<X, Fill>(a.x, at.source, at.count, a.aligned);
     }
   }
   __device__ __forceinline__ void add_to(Peaks<X>& peaks) const {

@@ -3,20 +3,9 @@
 
 constexpr int kEdge = 128;  // rows and columns of a CTA: what the padding of scales is a multiple of
 
-// 128 x 128 elements, as 4 x 2 warps of 32 x 64, as 4 x 8 threads of 8 x 8: so 32 rows meet in 4 lanes, 32 columns too.
-template <class X>
-struct Tile {
-  using type = X;
-  static constexpr bool kTile = true;
-
-  Vec<X, kRun> row[kRun];
-  i64 first_row = 0, first_col = 0;  // of the CTA
-  int columns = 0, rows = 0;  // of this thread's eight, how many there are
-
-  static __device__ __forceinline__ i64 across(const Quantize& a) { return (a.cols + kEdge - 1) / kEdge; }
-  static __device__ __forceinline__ i64 count(const Quantize& a) {
-    return (a.rows + kEdge - 1) / kEdge * across(a);
-  }
+// The threads of a CTA over a tile: 4 x 2 warps of 32 x 64 elements, as 4 x 8 threads of 8 x 8. So the 32 rows of a block
+// meet in 4 lanes, and its 32 columns too.
+struct Lattice {
   static __device__ __forceinline__ int lane_across() { return threadIdx.x % 8; }
   static __device__ __forceinline__ int lane_down() { return threadIdx.x / 8 % 4; }
   static __device__ __forceinline__ int warp_across() { return threadIdx.x / kWarp % 2; }
@@ -24,17 +13,36 @@ struct Tile {
   // This thread's first row and column within the tile.
   static __device__ __forceinline__ int top() { return warp_down() * 32 + lane_down() * kRun; }
   static __device__ __forceinline__ int left() { return warp_across() * 64 + lane_across() * kRun; }
+};
+
+// 128 x 128 elements in registers: for what needs columns.
+template <class X, class Fill>
+struct Tile : Lattice {
+  using type = X;
+  using fill = Fill;
+  static constexpr bool kTile = true;
+
+  Vec<X, kRun> row[kRun];
+  i64 first_row = 0, first_col = 0;  // of the CTA
+  int columns = 0, rows = 0;  // of this thread's eight, how many there are; no rows where there are no columns
+
+  static __device__ __forceinline__ i64 across(const Quantize& a) { return (a.cols + kEdge - 1) / kEdge; }
+  static __device__ __forceinline__ i64 count(const Quantize& a) {
+    return (a.rows + kEdge - 1) / kEdge * across(a);
+  }
 
   __device__ __forceinline__ void load(const Quantize& a, i64 part) {
     const u32 wide = across(a);
     first_row = u32(part) / wide * kEdge, first_col = u32(part) % wide * kEdge;
     columns = min(i64(kRun), max(i64(0), a.cols - first_col - left()));
-    rows = min(i64(kRun), max(i64(0), a.rows - first_row - top()));
+    rows = columns ? min(i64(kRun), max(i64(0), a.rows - first_row - top())) : 0;
     const i64 corner = (first_row + top()) * a.pitch + first_col + left();
 #pragma unroll
     for (int i = 0; i < kRun; ++i)
-      row[i] = load_run<X>(a.x, corner + i * a.pitch, i < rows ? columns : 0, a.aligned);
+      row[i] = load_run<X, Fill>(a.x, corner + i * a.pitch, in_row(i), a.aligned);
   }
+  // How many elements row i has.
+  __device__ __forceinline__ int in_row(int i) const { return i < rows ? (Fill::kWhole ? kRun : columns) : 0; }
   // Where the run of row i lies in data of the layout of the tensor.
   __device__ __forceinline__ i64 place(const Quantize& a, int i) const {
     return (first_row + top() + i) * a.cols + first_col + left();
