@@ -35,7 +35,7 @@ ACTIONS = {
     "exit": lambda: os._exit(7),
     "abort": _talk_and_crash,
     "garbage": _garbage,
-    "nap": lambda: time.sleep(1.2),
+    "nap": lambda: time.sleep(2.5),
     "moment": lambda: time.sleep(0.06),
 }
 

@@ -121,7 +121,7 @@ def test_wrong_syntax_is_exit_code_2(arguments, capsys):
 
 
 def test_case_by_name_round_trips():
-    for case in cases(Options(sweep="edge")):
+    for case in cases(Options(sweep="all")):
         assert parse_case(case.name) == case
     with pytest.raises(UsageError, match="did you mean"):
         parse_case("rmsnorm_fw 4x8 bf16")
@@ -140,6 +140,19 @@ def test_full_folder_needs_resume(tmp_path, capsys):
     rows.Writer(tmp_path / "rows.jsonl").write(rows.row(status="OK"))
     assert main(["check", "--case", "rmsnorm_fwd 3x16 bf16", "--out", str(tmp_path)]) == 1
     assert "--resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [('{"a": 1}\n', "line 1: not a result row"), ("\0\0\n", "not a result row"), ('{"schema": 1}\n', "schema 1, this")],
+)
+@pytest.mark.parametrize("mode", ["--resume", "--rerun-failed"])
+def test_a_foreign_folder_is_refused_in_one_sentence(tmp_path, capsys, content, words, mode):
+    (tmp_path / "rows.jsonl").write_text(content)
+    assert main(["check", "--case", "rmsnorm_fwd 3x16 bf16", "--out", str(tmp_path), mode]) == 1
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1
+    assert (tmp_path / "rows.jsonl").read_text() == content
 
 
 def test_a_checked_row_does_not_pass_for_a_measured_one(tmp_path, capsys):

@@ -126,7 +126,7 @@ def test_a_polite_signal_ends_a_hanging_worker_at_once(tmp_path, nursery, sign):
     wait_for(lambda: len(everybody(tmp_path)) == 2)
     began = time.monotonic()
     os.kill(parent, sign)
-    assert wait() == 130 and time.monotonic() - began < 3
+    assert wait() == 130 and time.monotonic() - began < 10
     assert gone(everybody(tmp_path))
 
 

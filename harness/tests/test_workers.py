@@ -87,11 +87,11 @@ def test_a_crash_costs_the_implementation_that_was_running(tmp_path, action, wor
 
 def test_a_hang_is_ended_and_costs_its_own_row(tmp_path):
     began = time.monotonic()
-    code, found, _ = run(tmp_path / "run", {"reference": "hang"}, timeout_s=0.5)
-    assert code == 1 and time.monotonic() - began < 10
+    code, found, _ = run(tmp_path / "run", {"reference": "hang"}, timeout_s=2.0)
+    assert code == 1 and time.monotonic() - began < 60
     for (_, name), row in found.items():
         assert row["status"] == ("TIMEOUT" if name == "reference" else "OK")
-    assert found[CASES[0], "reference"]["reason"] == "parity: took longer than 0.5 s"
+    assert found[CASES[0], "reference"]["reason"] == "parity: took longer than 2 s"
 
 
 def test_a_sticky_error_has_its_row_already(tmp_path):
@@ -128,7 +128,7 @@ def test_a_worker_that_does_not_start_in_time_is_given_up(tmp_path, monkeypatch)
 
 
 def test_a_slow_start_is_waited_for(tmp_path):
-    code, found, _ = run(tmp_path / "run", start="nap", timeout_s=1.0)
+    code, found, _ = run(tmp_path / "run", start="nap", timeout_s=2.0)
     assert code == 0 and len(found) == 6
 
 
