@@ -13,11 +13,13 @@ def audit(case: Case, call: Call, results: Any) -> tuple[dict[str, int], str]:
     """({read_bytes, written_bytes} counted from the tensors, "" or one sentence why the case's model is wrong).
 
     Every tensor that goes in is read once and every one that comes out written once, wherever it stands: inside a
-    tuple, or a field of a dataclass. Flops are the formula's, at the sizes of the tensors.
+    tuple, or a field of a dataclass. What is updated in place counts both ways. Flops are the formula's, at the sizes
+    of the tensors.
     """
     family = family_of(case.function)
     model = family.work(case)
-    counted = {"read_bytes": moved_bytes((call.args, call.kwargs)), "written_bytes": moved_bytes(results)}
+    written = moved_bytes((results, family.in_place(call)))
+    counted = {"read_bytes": moved_bytes((call.args, call.kwargs)), "written_bytes": written}
     claims = (
         ("bytes read", model.read_bytes, counted["read_bytes"]),
         ("bytes written", model.written_bytes, counted["written_bytes"]),

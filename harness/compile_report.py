@@ -1,5 +1,6 @@
 """Every specialization that a set of cases asks for, compiled ahead, and what the compiler said of it."""
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,14 +13,15 @@ Request = tuple[str, str]  # (source, kernel), as optimized.jit.build takes it
 
 def plans(cases: Iterable[Case], chip: Any) -> tuple[dict[Case, Any], dict[Case, str]]:
     """The plan that a call of each case takes on `chip`, and why the other cases have none. Needs no GPU:
-    inputs are meta tensors."""
-    from optimized.normalization import plan_of
+    inputs are meta tensors. The module of a function plans for it."""
+    import optimized
 
     found, refused = {}, {}
     for case in cases:
         try:
             call = FAMILIES[case.function].make(case, "meta", 0)
-            found[case] = plan_of(case.function, *call.args, chip=chip, **call.kwargs)
+            module = sys.modules[getattr(optimized, case.function).__module__]
+            found[case] = module.plan_of(case.function, *call.args, chip=chip, **call.kwargs)
         except (ValueError, TypeError, NotImplementedError) as error:
             refused[case] = first_line(error)
     return found, refused

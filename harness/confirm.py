@@ -58,7 +58,9 @@ def clock(device: Any) -> str:
 
 
 def _judged(case: Case, call: Call, device: Any, run: Callable[[], tuple]) -> str:
-    fresh = family_of(case.function).make(case, call.tensors()[0].device, FRESH_SEED)
+    family = family_of(case.function)
+    fresh = family.make(case, call.tensors()[0].device, FRESH_SEED)
+    before = family.in_place(fresh)
     device.wait()
     device.hold()
     try:
@@ -68,4 +70,4 @@ def _judged(case: Case, call: Call, device: Any, run: Callable[[], tuple]) -> st
         device.release()
     device.wait()
     del fresh
-    return parity.after(case, call, copies)
+    return parity.after(case, call, copies, before)

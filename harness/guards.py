@@ -1,11 +1,12 @@
 """Outputs between guard bands, filled with poison; bits of tensors, and whether inputs kept theirs."""
 
-from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from harness.cases import Call
+from harness.cases.base import tensors_in
 
 BAND_BYTES = 256
 """Bytes watched on each side of an allocation; also its alignment."""
@@ -61,6 +62,21 @@ class Inputs:
         return all(same_bits(memory, before) for memory, before in self._before)
 
 
+class Restored:
+    """The inputs that a call updates in place: `take` gives what a run has made of them, and puts back what they
+    were."""
+
+    def __init__(self, tensors: dict[str, Tensor]):
+        self._tensors, self._before = tensors, {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def take(self) -> tuple[Tensor, ...]:
+        """Copies of the tensors as they are, in order."""
+        found = tuple(tensor.clone() for tensor in self._tensors.values())
+        for name, tensor in self._tensors.items():
+            tensor.copy_(self._before[name])
+        return found
+
+
 def memories(call: Call) -> list[Tensor]:
     """The whole storage of each input tensor as bytes, in order of the arguments."""
     return [torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
@@ -74,12 +90,11 @@ def refill(call: Call, fresh: Call) -> None:
         memory.copy_(values)
 
 
-def poison(results: Iterable[Tensor | None], value: int = 0xFF) -> None:
+def poison(results: Any, value: int = 0xFF) -> None:
     """Fill every byte of each result: what is right after a replay was then written by the replay."""
-    for result in results:
-        if result is not None:
-            width = result.element_size()
-            bits(result).fill_(int.from_bytes(bytes([value]) * width, "little", signed=width > 1))
+    for result in tensors_in(results):
+        width = result.element_size()
+        bits(result).fill_(int.from_bytes(bytes([value]) * width, "little", signed=width > 1))
 
 
 def bits(tensor: Tensor) -> Tensor:

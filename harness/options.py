@@ -168,7 +168,7 @@ def _check_filters(options: Options) -> None:
 
 def parse_case(name: str) -> Any:
     """The case that a name stands for: "rmsnorm_fwd 4096x8192 bf16 gamma_dtype=fp32". Raises UsageError."""
-    from harness.cases import DTYPES, FAMILIES, Case
+    from harness.cases import DTYPES, FAMILIES, Case, accepted
     from harness.sweeps import RECIPES, parse_shape
 
     words = name.split()
@@ -185,9 +185,8 @@ def parse_case(name: str) -> Any:
     pick("dtype", [dtype], DTYPES)
     pick("recipe", [recipe], RECIPES)
     try:
-        return Case(
-            function, parse_shape(shape), dtype, recipe, tuple((key, _value(text)) for key, text in pairs)
-        )
+        options = tuple((key, _value(text)) for key, text in pairs)
+        return accepted(Case(function, parse_shape(shape), dtype, recipe, options))
     except ValueError as error:
         raise UsageError(f"case {name!r}: {error}") from None
 

@@ -4,27 +4,30 @@ One trial of a call: the reference runs; the function runs twice, its outputs po
 0x00, between guard bands; inputs are compared with what they were, the two runs bit for bit, and the result
 with the float64 oracle. There is a trial for each seed, all at the same addresses, and one for each kind of
 adversarial values.
+
+Outputs may be quantized tensors: every byte of their data and padded scales is checked like any other, then codes and
+scales are compared with the reference's as integers, and their values with what was quantized. Inputs that a function
+updates in place are put back after each run, and what it made of them is one more output.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import reference
-from harness.accuracy import Accuracy, Measure
-from harness.cases import Call, Case, Family, family_of, with_rows
-from harness.guards import Guarded, Inputs, refill, same_bits, unwritten_bytes
+from harness.cases import Call, Case, family_of, with_rows
+from harness.guards import Guarded, Inputs, Restored, refill, same_bits, unwritten_bytes
+from harness.judgement import Judged, Wrong, judge
+from harness.mismatches import Comparison
+from harness.quantized import flattened
+from reference.tensors import QuantizedTensor
 
 SEEDS = (0, 1, 2)
 ADVERSARIAL_ROWS = 33
-CREDIBLE = 2.0**-19
-"""A reference may be off by one ulp of the output dtype and 32 roundings of float32; else it proves
-nothing."""
-LUCK = 2.0**-23
-"""A reference's error counts as at least this, one float32 ulp: one that is smaller in the few values of a
-small output is luck, and says nothing about how exact float32 arithmetic in another order can be."""
 
 Run = Callable[[Call], tuple]
 
@@ -34,9 +37,11 @@ class Parity:
     """The verdict on one case.
 
     `reason` says what was wrong first, and is "" when `ok`. `errors`: output -> max and rms error of the
-    function and of the reference over the seeds, in the units of `harness.oracle`. A flag is None where it
-    could not be observed: guards and unwritten bytes need the allocation hook, and nothing after a failure is
-    looked at.
+    function and of the reference over the seeds, in the units of `harness.oracle`; of a quantized output that is what
+    quantization lost. `counts`: quantized output -> what harness.mismatches.COUNTED names, summed over all trials.
+    `quantization`: quantized output -> orientation -> max, rms, snr_db and flushed of harness.distortion, and the
+    reference's, the worst over the seeds. A flag is None where it could not be observed: guards and unwritten bytes
+    need the allocation hook, and nothing after a failure is looked at.
     """
 
     ok: bool
@@ -47,14 +52,12 @@ class Parity:
     inputs_unchanged: bool | None
     bitwise_repeatable: bool | None
     seeds: int
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    quantization: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
     def to_dict(self) -> dict:
         """The same as plain values for a JSON row."""
         return asdict(self)
-
-
-class _Wrong(Exception):
-    """Why a trial failed."""
 
 
 @dataclass
@@ -65,18 +68,33 @@ class _Record:
     flags: dict[str, bool | None] = field(default_factory=lambda: dict.fromkeys(
         ("guards_ok", "fully_written", "inputs_unchanged", "bitwise_repeatable")))
     seeds: int = 0
+    counts: dict[str, Counter] = field(default_factory=dict)
+    quantization: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
 
     def demand(self, flag: str, holds: bool, reason: str) -> None:
         """Set a flag; end the trial with `reason` unless it holds."""
         self.flags[flag] = holds
         if not holds:
-            raise _Wrong(reason)
+            raise Wrong(reason)
 
-    def worst(self, errors: dict[str, dict[str, float]]) -> None:
-        """Keep the larger of each error."""
-        for name, new in errors.items():
-            old = self.errors.setdefault(name, new)
-            self.errors[name] = {key: max(value, old[key]) for key, value in new.items()}
+    def count(self, name: str, comparison: Comparison) -> None:
+        """Add up the counts of an output."""
+        self.counts.setdefault(name, Counter()).update(comparison.counts)
+
+    def worst(self, judged: Judged) -> None:
+        """Keep the worse of each figure."""
+        _keep_worse(self.errors, judged.errors)
+        for name, sides in judged.quantization.items():
+            _keep_worse(self.quantization.setdefault(name, {}), sides)
+
+
+def _keep_worse(old: dict[str, dict[str, float]], new: dict[str, dict[str, float]]) -> None:
+    """Of each figure the larger, but of a signal-to-noise ratio the smaller."""
+    for name, figures in new.items():
+        before = old.setdefault(name, figures)
+        old[name] = {
+            key: (min if "snr" in key else max)(value, before[key]) for key, value in figures.items()
+        }
 
 
 def check(case: Case, run: Run, device, seeds=SEEDS, adversarial: bool = True, allocator=None) -> Parity:
@@ -98,20 +116,29 @@ def check(case: Case, run: Run, device, seeds=SEEDS, adversarial: bool = True, a
         for kind in family.adversarial(small) if adversarial else ():
             with _told(kind):
                 _trial(small, family.make(small, device, seeds[0], kind), run, allocator, record)
-    except _Wrong as wrong:
+    except Wrong as wrong:
         reason = str(wrong)
-    return Parity(not reason, reason, record.errors, **record.flags, seeds=record.seeds)
+    counts = {name: dict(counted) for name, counted in record.counts.items()}
+    return Parity(not reason, reason, record.errors, **record.flags, seeds=record.seeds, counts=counts,
+                  quantization=record.quantization)
 
 
-def after(case: Case, call: Call, results: tuple) -> str:
+def after(case: Case, call: Call, results: Any, before: dict[str, Tensor] | None = None) -> str:
     """Why `results` are wrong for `call`; "" if they are right.
 
     For what a timed path left behind when it was replayed once: poison its outputs with
-    `harness.guards.poison` before the replay. The tolerance is that of `check`.
+    `harness.guards.poison` before the replay. The tolerance is that of `check`. What the replay made of the inputs that
+    are updated in place is judged, too: `before` holds, by name, what they were.
     """
+    updated = family_of(case.function).in_place(call)
+    taken = tuple(tensor.clone() for tensor in updated.values())
+    for name, tensor in (before or {}).items():
+        updated[name].copy_(tensor)
+    exact = _reference(case, call, Restored(updated))
     try:
-        _judge(case, call, _tuple(results), _reference(case, call))
-    except _Wrong as wrong:
+        pairs = _together(_names(case, call), (*_tuple(results), *taken), exact)
+        judge(case, call, pairs, lambda name, comparison: None)
+    except Wrong as wrong:
         return str(wrong)
     return ""
 
@@ -126,103 +153,93 @@ class _told:
         return self
 
     def __exit__(self, kind, wrong, trace):
-        if isinstance(wrong, _Wrong):
-            raise _Wrong(f"{wrong} ({self.trial})") from None
+        if isinstance(wrong, Wrong):
+            raise Wrong(f"{wrong} ({self.trial})") from None
 
 
-def _trial(case: Case, call: Call, run: Run, allocator, record: _Record) -> dict[str, dict[str, float]]:
-    names = family_of(case.function).outputs
-    before, exact = Inputs(call), _reference(case, call)
+def _trial(case: Case, call: Call, run: Run, allocator, record: _Record) -> Judged:
+    names, state = _names(case, call), Restored(family_of(case.function).in_place(call))
+    before, exact = Inputs(call), _reference(case, call, state)
     runs = []
     for value in (0xFF, 0x00):  # inputs after each: the second run may put back what the first has changed
-        runs.append(_poisoned(run, call, allocator, value))
+        runs.append(_poisoned(run, call, allocator, value, state))
         record.demand("inputs_unchanged", before.unchanged(), "an input was changed")
     (ones, ones_guard), (zeros, zeros_guard) = runs
     del before
     _same_form(names, ones, exact)
     _same_form(names, zeros, exact)
-    pairs = [(name, one, zero) for name, one, zero in zip(names, ones, zeros) if name]
     if allocator is not None:
         intact = ones_guard.intact() and zeros_guard.intact()
         record.demand("guards_ok", intact, "memory beside an output or workspace was overwritten")
-        _demand_written(pairs, ones_guard, zeros_guard, record)
-    for name, one, zero in pairs:
+        allocated = len(family_of(case.function).outputs)
+        _demand_written(_pairs(names[:allocated], ones, zeros), ones_guard, zeros_guard, record)
+    for name, one, zero in _pairs(names, ones, zeros):
         same = same_bits(one, zero)
         record.demand("bitwise_repeatable", same, f"{name}: two runs on the same input differ")
-    return _judge(case, call, ones, exact)
+    return judge(case, call, _together(names, ones, exact), record.count)
+
+
+def _names(case: Case, call: Call) -> tuple[str | None, ...]:
+    """Names of the results, and of what is updated in place."""
+    family = family_of(case.function)
+    return (*family.outputs, *family.in_place(call))
+
+
+def _together(names, results: tuple, exact: tuple) -> dict[str, tuple]:
+    """Name -> result and reference, of those that there are."""
+    return {name: (found, wanted) for name, found, wanted in zip(names, results, exact) if name}
+
+
+def _pairs(names, ones: tuple, zeros: tuple) -> list[tuple[str, Tensor, Tensor]]:
+    """Name and tensors of each result that there is, of a quantized one those of each field."""
+    both = [(flattened(name, one), flattened(name, zero)) for name, one, zero in zip(names, ones, zeros) if name]
+    return [(name, one, zeros[name]) for ones, zeros in both for name, one in ones.items()]
 
 
 def _demand_written(pairs, ones_guard: Guarded, zeros_guard: Guarded, record: _Record) -> None:
     """Every output came through the hook, and no byte of it kept both poisons."""
     for name, one, zero in pairs:
         if one.numel() and not (ones_guard.owns(one) and zeros_guard.owns(zero)):
-            raise _Wrong(f"{name}: not allocated through the hook in this call")
+            raise Wrong(f"{name}: not allocated through the hook in this call")
         left = 0 if same_bits(one, zero) else unwritten_bytes(one, zero)
         record.demand("fully_written", not left, f"{name}: {left} of {one.nbytes} bytes were never written")
 
 
-def _poisoned(run: Run, call: Call, allocator, value: int) -> tuple[tuple, Guarded]:
+def _poisoned(run: Run, call: Call, allocator, value: int, state: Restored) -> tuple[tuple, Guarded]:
     """Results over memory poisoned with `value`, and the guard of that memory (empty without a hook)."""
     guard = Guarded(value)
     if allocator is None:
-        return _tuple(run(call)), guard
+        return (*_tuple(run(call)), *state.take()), guard
     with allocator(guard.allocate):
-        return _tuple(run(call)), guard
+        return (*_tuple(run(call)), *state.take()), guard
 
 
-def _reference(case: Case, call: Call) -> tuple:
-    return getattr(reference, case.function)(*call.args, **call.kwargs)
+def _reference(case: Case, call: Call, state: Restored) -> tuple:
+    return (*_tuple(getattr(reference, case.function)(*call.args, **call.kwargs)), *state.take())
 
 
-def _tuple(results) -> tuple:
-    return (results,) if isinstance(results, Tensor) or results is None else tuple(results)
+def _tuple(results: Any) -> tuple:
+    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
 def _same_form(names, results: tuple, exact: tuple) -> None:
-    """As many results as the reference has, None where it has None, with its shapes, dtypes and device; dense,
-    and without an autograd graph."""
+    """As many results as the reference has, None where it has None, of its type, with its shapes, dtypes and device;
+    dense, and without an autograd graph."""
     if len(results) != len(exact):
-        raise _Wrong(f"{len(results)} results instead of {len(exact)}")
-    for name, found, wanted in zip(names, results, exact):
-        forms = [(tuple(t.shape), t.dtype, t.device) if isinstance(t, Tensor) else t for t in (found, wanted)]
+        raise Wrong(f"{len(results)} results instead of {len(exact)}")
+    for name, *pair in zip(names, results, exact):
+        forms = list(map(_form, pair))
         if forms[0] != forms[1]:
-            raise _Wrong(f"{name}: {forms[0]} instead of {forms[1]}")
-        if found is not None and not found.is_contiguous():
-            raise _Wrong(f"{name}: strides {found.stride()} are not those of a contiguous tensor")
-        if found is not None and found.requires_grad:
-            raise _Wrong(f"{name}: carries an autograd graph")
+            raise Wrong(f"{name}: {forms[0]} instead of {forms[1]}")
+        for part, tensor in flattened(name, pair[0]).items():
+            if not tensor.is_contiguous():
+                raise Wrong(f"{part}: strides {tensor.stride()} are not those of a contiguous tensor")
+            if tensor.requires_grad:
+                raise Wrong(f"{part}: carries an autograd graph")
 
 
-def _judge(case: Case, call: Call, results: tuple, exact: tuple) -> dict[str, dict[str, float]]:
-    """Errors of every output against the oracle; raises what is wrong with the first that is not accurate."""
-    family = family_of(case.function)
-    outputs = {name: pair for name, *pair in zip(family.outputs, results, exact) if name}
-    found, wanted = _measure(family, call, outputs)
-    for name, (tensor, _) in outputs.items():
-        _demand_accuracy(name, found[name], wanted[name], tensor.dtype)
-    return {name: {"max": found[name].max, "rms": found[name].rms,
-                   "reference_max": wanted[name].max, "reference_rms": wanted[name].rms} for name in outputs}
-
-
-def _measure(family: Family, call: Call, outputs) -> list[dict[str, Accuracy]]:
-    """The accuracy of each output of the function, and of the reference, in one pass over the oracle."""
-    measures = [{name: Measure(tensor.dtype) for name, (tensor, _) in outputs.items()} for _ in range(2)]
-    for part in family.expected(call):
-        for measure, tensor in zip(measures, outputs[part.name]):
-            rows = tensor.reshape(-1) if part.value.dim() == 1 else tensor.reshape(-1, part.value.shape[-1])
-            measure[part.name].add(rows[part.where], part)
-    return [{name: each.result() for name, each in measure.items()} for measure in measures]
-
-
-def _demand_accuracy(name: str, found: Accuracy, wanted: Accuracy, dtype: torch.dtype) -> None:
-    if wanted.misplaced or not wanted.within(CREDIBLE, CREDIBLE):
-        raise _Wrong(f"{name}: the reference itself is off by {wanted.max:.2e}, "
-                     f"with {wanted.misplaced} NaN or infinite values on one side only")
-    if found.misplaced:
-        raise _Wrong(f"{name}: {found.misplaced} NaN or infinite values on one side only")
-    if found.constant:
-        raise _Wrong(f"{name}: constant, which the oracle's is not")
-    if not found.within(2 * max(wanted.max, LUCK), 2 * max(wanted.rms, LUCK)):
-        stray = f"; {found.stray} infinities where the oracle is finite" if found.stray else ""
-        raise _Wrong(f"{name}: error max {found.max:.2e}, rms {found.rms:.2e}; the reference has "
-                     f"{wanted.max:.2e}, {wanted.rms:.2e}; allowed: twice that and one ulp of {dtype}{stray}")
+def _form(result: Any) -> Any:
+    if isinstance(result, QuantizedTensor):
+        held = {name: _form(tensor) for name, tensor in result.tensors().items()}
+        return type(result).__name__, tuple(result.shape), result.dtype, held
+    return (tuple(result.shape), result.dtype, result.device) if isinstance(result, Tensor) else result

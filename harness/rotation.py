@@ -1,5 +1,7 @@
 """Copies of a call's inputs in memory of their own, as many as it takes to outgrow the L2 cache."""
 
+from dataclasses import fields, is_dataclass, replace
+
 import torch
 from torch import Tensor
 
@@ -15,11 +17,13 @@ def inputs(call: Call, call_bytes: int, l2_bytes: int) -> list[Call]:
 
 
 def duplicate(call: Call) -> Call:
-    """The same values at other addresses, with the same strides and alignment; shared storage stays
-    shared."""
+    """The same values at other addresses, with the same strides and alignment; shared storage stays shared. A
+    quantizer among the arguments has its state, and a quantized tensor its data, at other addresses, too."""
     storages: dict[int, torch.UntypedStorage] = {}
 
     def copy(value):
+        if is_dataclass(value):
+            return replace(value, **{each.name: copy(getattr(value, each.name)) for each in fields(value)})
         if not isinstance(value, Tensor):
             return value
         storage = value.untyped_storage()

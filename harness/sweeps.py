@@ -5,12 +5,9 @@ import math
 import re
 from collections.abc import Callable, Iterable
 
-from harness.cases import DTYPES, FAMILIES, Case, known
+from harness import quantization_sweeps
+from harness.cases import DTYPES, FAMILIES, NORMS, RECIPES, Case, accepted, family_of, known
 
-RECIPES = ("none",)
-"""Quantization recipes that a case may name."""
-
-_FUNCTIONS = tuple(FAMILIES)
 _LLM_SHAPES = (
     *((4096, hidden) for hidden in (1024, 2048, 4096, 8192, 16384, 32768)),
     *((16384, hidden) for hidden in (1024, 2048, 4096, 8192, 16384)),
@@ -26,14 +23,17 @@ MAX_ELEMENTS = 1 << 60
 
 
 def smoke() -> list[Case]:
-    """20 quick cases: every function at a size that fills a GPU, at two modest ones and at an odd one."""
+    """32 quick cases: every norm at a size that fills a GPU, at two modest ones and at an odd one; and every recipe of
+    quantize and dequantize."""
     shapes = (((4096, 4096), "bf16"), ((512, 2048), "bf16"), ((256, 8192), "fp16"), ((33, 1023), "fp32"))
-    return [Case(function, shape, dtype) for function in _FUNCTIONS for shape, dtype in shapes]
+    norms = [Case(function, shape, dtype) for function in NORMS for shape, dtype in shapes]
+    return norms + quantization_sweeps.smoke()
 
 
 def llm() -> list[Case]:
-    """60 cases at the sizes of well-known models: hidden 1024 to 32768, 2048 to 16384 tokens, mostly bf16."""
-    listed = [Case(function, shape) for function in _FUNCTIONS[:4] for shape in _LLM_SHAPES]
+    """60 norms at the sizes of well-known models, hidden 1024 to 32768, 2048 to 16384 tokens, mostly bf16; and 28 cases
+    of quantize and dequantize."""
+    listed = [Case(function, shape) for function in NORMS[:4] for shape in _LLM_SHAPES]
     return listed + [
         Case("rmsnorm_bwd_add", (8192, 3072)),
         Case("rmsnorm_bwd_add", (4096, 7168)),
@@ -43,27 +43,32 @@ def llm() -> list[Case]:
         Case("layernorm_fwd", (8192, 10240), "fp16"),
         Case("rmsnorm_bwd", (2048, 28672)),
         Case("layernorm_bwd", (4096, 4096), "fp32"),
+        *quantization_sweeps.llm(),
     ]
 
 
 def unlisted() -> list[Case]:
     """Hidden sizes between the well-known ones, with one row, few, many and very many: 100 bf16 cases."""
     shapes = [(rows, hidden) for hidden in _UNLISTED_HIDDEN for rows in (1, 7, 2048, 50000)]
-    return [Case(function, shape) for function in _FUNCTIONS for shape in shapes]
+    return [Case(function, shape) for function in NORMS for shape in shapes]
+
+
+quantize = quantization_sweeps.quantize
 
 
 def edge() -> list[Case]:
     """Odd, tiny, wide and empty shapes; every mix of dtypes; layouts; ranks; options. Little memory each."""
-    return [*_edge_shapes(), *_edge_dtypes(), *_edge_options(), *_edge_ranks()]
+    norms = [*_edge_shapes(), *_edge_dtypes(), *_edge_options(), *_edge_ranks()]
+    return norms + quantization_sweeps.edge()
 
 
 def everything() -> list[Case]:
     """All cases of all sweeps, each once."""
-    return list(dict.fromkeys(case for sweep in (smoke, llm, unlisted, edge) for case in sweep()))
+    return list(dict.fromkeys(case for sweep in (smoke, llm, unlisted, quantize, edge) for case in sweep()))
 
 
 SWEEPS: dict[str, Callable[[], list[Case]]] = {
-    "smoke": smoke, "llm": llm, "unlisted": unlisted, "edge": edge, "all": everything,
+    "smoke": smoke, "llm": llm, "unlisted": unlisted, "quantize": quantize, "edge": edge, "all": everything,
 }
 """Name of a sweep -> the function that lists its cases."""
 
@@ -80,8 +85,8 @@ def select(cases: Iterable[Case], *, function=None, dtype=None, recipe=None, sha
     `function`, `dtype`, `recipe`: a name, several with commas, or a list of names. `keyword`: a regular
     expression searched in the case's name. `shape`: "4096,8192" or "4096x8192", or a list of such; a shape
     that none of the cases has gives new ones of that shape, for the functions, dtypes and recipes chosen: all
-    functions, bf16 and none unless said otherwise. Errors: ValueError for an unknown name, a malformed shape
-    or a malformed expression.
+    functions, bf16 and all recipes that a function takes unless said otherwise. Errors: ValueError for an unknown
+    name, a malformed shape or a malformed expression, and where no function takes the shape.
     """
     functions, dtypes = _names("function", function, FAMILIES), _names("dtype", dtype, DTYPES)
     recipes, pattern = _names("recipe", recipe, RECIPES), _pattern(keyword)
@@ -90,11 +95,25 @@ def select(cases: Iterable[Case], *, function=None, dtype=None, recipe=None, sha
             and (not recipes or case.recipe in recipes)]
     if shape is not None:
         asked = [parse_shape(text) for text in ([shape] if isinstance(shape, str) else shape)]
-        new = [Case(*each) for each in itertools.product(
-            functions or FAMILIES, asked, dtypes or ["bf16"], recipes or ["none"])
-            if all(case.shape != each[1] for case in kept)]
-        kept = [case for case in kept if case.shape in asked] + new
+        new = [each for each in asked if all(case.shape != each for case in kept)]
+        kept = [case for case in kept if case.shape in asked] + _fitting(itertools.product(
+            functions or FAMILIES, new, dtypes or ["bf16"], recipes or RECIPES))
     return [case for case in kept if pattern.search(case.name)]
+
+
+def _fitting(given: Iterable[tuple]) -> list[Case]:
+    """The cases of (function, shape, dtype, recipe) whose function takes that recipe. ValueError for a shape that the
+    recipe does not take, where not one is left."""
+    found, wrong = [], None
+    for case in (Case(*each) for each in given):
+        if case.recipe in family_of(case.function).recipes:
+            try:
+                found.append(accepted(case))
+            except ValueError as error:
+                wrong = wrong or ValueError(f"{case.name}: {error}")
+    if wrong and not found:
+        raise wrong
+    return found
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -125,7 +144,7 @@ def _edge_shapes() -> Iterable[Case]:
     """Every hidden size with every function; row counts and dtypes take turns, within the memory allowed."""
     for i, hidden in enumerate(_EDGE_HIDDEN):
         fitting = [rows for rows in _EDGE_ROWS if rows * hidden <= _EDGE_ELEMENTS]
-        for j, function in enumerate(_FUNCTIONS):
+        for j, function in enumerate(NORMS):
             yield Case(function, (fitting[(i + j) % len(fitting)], hidden), list(DTYPES)[(i + 2 * j) % 3])
 
 
@@ -133,17 +152,17 @@ def _edge_dtypes() -> Iterable[Case]:
     """Every mix of dtypes: of x and gamma forward; of x, gamma and dz backward, where functions take
     turns."""
     mixes = [(x, gamma) for x in DTYPES for gamma in DTYPES if x != gamma]
-    for function in _FUNCTIONS[:2]:
+    for function in NORMS[:2]:
         yield from (Case(function, (33, 1000), x, options=(("gamma_dtype", gamma),)) for x, gamma in mixes)
     triples = [(x, gamma, dz) for x in DTYPES for gamma in DTYPES for dz in DTYPES if not x == gamma == dz]
     for i, (x, gamma, dz) in enumerate(triples):
         options = (("gamma_dtype", gamma), ("dz_dtype", dz))
-        yield Case(_FUNCTIONS[2 + i % 3], (33, 1023 + i % 2), x, options=options)
+        yield Case(NORMS[2 + i % 3], (33, 1023 + i % 2), x, options=options)
 
 
 def _edge_options() -> Iterable[Case]:
     """Layouts, zero-centered gamma, no bias, a margin of SMs, an eps that outweighs rounding."""
-    for function in _FUNCTIONS:
+    for function in NORMS:
         for layout in ("strided", "offset", "expanded", "transposed"):
             yield Case(function, (65, 1024), options=(("layout", layout),))
             yield Case(function, (7, 333), "fp32", options=(("layout", layout),))
@@ -153,12 +172,12 @@ def _edge_options() -> Iterable[Case]:
         yield Case(function, (513, 1024), options=(("sm_margin", 16),))
     for hidden in (1024, 31):
         yield Case("layernorm_fwd", (33, hidden), options=(("bias", False),))
-    for function in _FUNCTIONS[:2]:
+    for function in NORMS[:2]:
         yield Case(function, (65, 1024), options=(("eps", 0.25),))
 
 
 def _edge_ranks() -> Iterable[Case]:
     """One dimension, three, four; no rows at all."""
-    for function in _FUNCTIONS:
+    for function in NORMS:
         for shape in ((1024,), (3, 5, 2048), (2, 1, 3, 129), (0, 4096), (2, 0, 7)):
             yield Case(function, shape)

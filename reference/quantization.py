@@ -64,7 +64,7 @@ def _float8(input, y, scale, quantizer):
     codes = formats.encode_fp8(y * scale, quantizer.dtype)
     return Float8Tensor(
         rowwise_data=codes.view(input.shape) if quantizer.rowwise else None,
-        columnwise_data=codes.t().contiguous() if quantizer.columnwise else None,
+        columnwise_data=codes.t().clone(memory_format=torch.contiguous_format) if quantizer.columnwise else None,
         scale_inv=formats.divide(1.0, scale), dtype=input.dtype, shape=input.shape,
     )
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -10,6 +10,14 @@ from torch import Tensor
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """Short dtype name, as it stands in cases, filters and rows -> dtype."""
+
+FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+"""Short name of an FP8 format -> dtype."""
+
+RECIPES = ("none", "fp8_delayed", "fp8_current", "mxfp8", "nvfp4")
+"""How a case quantizes: not at all; FP8 with delayed or with current scaling; MXFP8; NVFP4."""
+
+ORIENTATIONS = ("rowwise", "columnwise", "both")
 
 LAYOUTS = ("contiguous", "strided", "offset", "expanded", "transposed")
 """strided: a column slice of a wider tensor. offset: a data pointer aligned to the element only. expanded:
@@ -34,12 +42,13 @@ def _is_eps(value) -> bool:
 
 _NAMED = {
     "gamma_dtype": ("dtype of gamma_dtype", DTYPES), "dz_dtype": ("dtype of dz_dtype", DTYPES),
-    "layout": ("layout", LAYOUTS),
+    "layout": ("layout", LAYOUTS), "format": ("format", FORMATS), "orientation": ("orientation", ORIENTATIONS),
 }
 _FLAG = ("True or False", lambda value: isinstance(value, bool))
 _VALUED = {
     "zero_centered_gamma": _FLAG, "bias": _FLAG, "eps": ("finite and at least 0", _is_eps),
-    "sm_margin": ("a whole number from 0", _is_count),
+    "sm_margin": ("a whole number from 0", _is_count), "force_pow_2_scales": _FLAG,
+    "with_2d_quantization": _FLAG, "stochastic_rounding": _FLAG, "with_rht": _FLAG,
 }
 """Option -> what it may be, in words and as a test."""
 
@@ -57,7 +66,9 @@ class Case:
 
     `shape` is that of the input, `(..., H)`. `options` are pairs, kept sorted, so that equal cases compare
     equal: `gamma_dtype`, `dz_dtype` (dtype names; default: `dtype`), `zero_centered_gamma` (bool), `layout`
-    (see LAYOUTS), `bias` (False: none), `eps`, `sm_margin`.
+    (see LAYOUTS), `bias` (False: none), `eps`, `sm_margin`; of a quantizer `orientation` (see ORIENTATIONS; default:
+    rowwise), `format` (see FORMATS; default: e4m3), `force_pow_2_scales`, `with_2d_quantization`,
+    `stochastic_rounding`, `with_rht` (bool).
     """
 
     function: str
@@ -68,6 +79,7 @@ class Case:
 
     def __post_init__(self):
         known("dtype", self.dtype, DTYPES)
+        known("recipe", self.recipe, RECIPES)
         for key, value in self.options:
             _check_option(key, value)
         object.__setattr__(self, "shape", tuple(self.shape))
@@ -108,8 +120,21 @@ class Call:
     kwargs: dict[str, Any]
 
     def tensors(self) -> list[Tensor]:
-        """Every input tensor, in order of the arguments."""
-        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor)]
+        """Every input tensor, in order of the arguments: also those in the fields of a quantizer or a quantized
+        tensor."""
+        return list(tensors_in((*self.args, *self.kwargs.values())))
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors of a tuple or list, and of the fields of dataclasses, however deep, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for each in fields(value):
+            yield from tensors_in(getattr(value, each.name))
 
 
 @dataclass(frozen=True)
@@ -132,7 +157,8 @@ class Expected(NamedTuple):
     """A stretch of one output as the oracle has it.
 
     `where` indexes the output after it is viewed as `value` is shaped: a slice of its rows, or of all of it.
-    `value` is float64. `unit` broadcasts against it: the magnitude that errors are relative to.
+    `value` is float64; of a quantized output it is what was quantized. `unit` broadcasts against it: the magnitude
+    that errors are relative to.
     """
 
     name: str
@@ -141,11 +167,44 @@ class Expected(NamedTuple):
     unit: Tensor
 
 
+@dataclass(frozen=True)
+class Allowance:
+    """How far quantized outputs may be from the reference's.
+
+    `codes`, `scales`: the share of codes, and of block scales, that may be another, by one step. `amax`: whether the
+    scale or amax of a tensor may be off by one ulp of the activation dtype. With nothing allowed, outputs that are
+    not quantized have the reference's values, too, NaN for NaN.
+    """
+
+    codes: float = 0.0
+    scales: float = 0.0
+    amax: bool = False
+
+
+EXACT = Allowance()
+"""Of a direct cast: every byte is the reference's."""
+
+FUSED = Allowance(1e-3, 1e-3, True)
+"""Of a cast of what was just computed in float32, perhaps in another order than the reference's."""
+
+
 class Family(Protocol):
     """What the harness knows of one function; `harness.cases.FAMILIES[function]` is the instance."""
 
     outputs: tuple[str | None, ...]
     """Names of the function's results in order; None where the function always returns None."""
+
+    recipes: tuple[str, ...]
+    """The recipes that the function takes."""
+
+    allowance: Allowance | None
+    """What outputs may differ by from the reference's; None where only the oracle counts."""
+
+    def check(self, case: Case) -> None:
+        """ValueError where the function does not take the case's recipe, options or shape."""
+
+    def in_place(self, call: Call) -> dict[str, Tensor]:
+        """The inputs that the function updates, by the name that they have as outputs."""
 
     def make(self, case: Case, device, seed: int, values: str = "normal") -> Call:
         """Inputs of the case from a seed; `values` is "normal" or one of `adversarial(case)`."""

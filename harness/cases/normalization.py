@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from harness import oracle
+from harness.cases import recipes
 from harness.cases import values as of
 from harness.cases.base import DTYPES, Call, Case, Expected, Work, known
 
@@ -15,6 +15,7 @@ CHUNK = 1 << 24
 """Elements of a stretch: its float64 temporaries take about 1 GB."""
 
 DEFAULT_EPS = 1e-5
+_OPTIONS = ("bias", "dz_dtype", "eps", "gamma_dtype", "layout", "sm_margin", "zero_centered_gamma")
 _X_KINDS = ("zero_row", "constant_row", "largest", "subnormals", "outlier", "nan", "inf")
 _DZ_KINDS = {"dz_zero_row": "zero_row", "dz_largest": "largest_product", "dz_nan": "nan", "dz_inf": "inf"}
 
@@ -25,6 +26,18 @@ class _Norm:
 
     def __init__(self, outputs: tuple[str | None, ...], centered: bool, flops: int):
         self.outputs, self.centered, self.flops = outputs, centered, flops
+
+    recipes, allowance = ("none",), None
+
+    def check(self, case: Case) -> None:
+        """ValueError where the case has a recipe, or an option of one."""
+        if case.recipe not in self.recipes:
+            raise ValueError(f"{case.function} takes no recipe but none")
+        recipes.check(case, _OPTIONS)
+
+    def in_place(self, call: Call) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}
 
     def oracle(self, call: Call) -> dict[str, Tensor]:
         """The outputs whole, float64, keyed by name; rows are (rows, H) whatever the rank of the input."""
@@ -171,12 +184,6 @@ FAMILIES = {
     "rmsnorm_bwd": Backward(("dx", "dgamma"), centered=False, flops=9),
     "rmsnorm_bwd_add": Backward(("dx", "dgamma"), centered=False, flops=10, adds=True),
 }
-
-
-def with_rows(case: Case, rows: int) -> Case:
-    """The same case with at most `rows` rows: a row's values and its path through a kernel do not depend on
-    the others."""
-    return case if case.rows <= rows else replace(case, shape=(rows, case.hidden))
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -85,3 +85,68 @@ def spoil(rows: Tensor, kind: str) -> None:
     else:
         picked[::2, hidden - 1] = float("inf")
         picked[1::2, hidden - 1] = float("-inf")
+
+
+TILE = 32
+"""Rows and columns of a tile of `spoil_blocks`: the longest block of a recipe."""
+
+
+def spoil_blocks(matrix: Tensor, kind: str) -> None:
+    """Make a matrix (rows, cols) adversarial to quantization, in place.
+
+    zeros, negative_zeros: all of it; zero_blocks: one tile in three, with zeros of both signs, so that blocks of
+    either orientation are all zero; subnormals: all below the dtype's smallest normal number; constant; outlier: one
+    element that outweighs all others; largest: all ± the largest finite value; nan, inf: in one tile in three, one
+    element, infinities of both signs; powers: magnitudes of a tile all the same, a power of two, its neighbour below
+    or its neighbour above, over all exponents as far as there are tiles; power_below, power, power_above: nothing
+    is larger than that neighbour of a power of two.
+    """
+    limits, (rows, cols) = torch.finfo(matrix.dtype), matrix.shape
+    tile = torch.arange(rows, device=matrix.device)[:, None] // TILE * 7 + torch.arange(cols, device=matrix.device) // TILE
+    corner = torch.zeros_like(tile, dtype=torch.bool)
+    corner[::TILE, ::TILE] = True
+    if kind in ("zeros", "negative_zeros"):
+        matrix.copy_(torch.tensor(0.0 if kind == "zeros" else -0.0).expand_as(matrix))
+    elif kind == "zero_blocks":
+        matrix.copy_(torch.where(tile % 3 == 0, matrix * 0.0, matrix))
+    elif kind == "subnormals":
+        matrix.mul_(limits.tiny / 8).clamp_(-limits.tiny / 2, limits.tiny / 2)
+    elif kind == "constant":
+        matrix.fill_(3.3)
+    elif kind == "outlier":
+        matrix[rows // 2, cols // 2] = min(limits.max / 2, 1e15)
+    elif kind == "largest":
+        matrix.copy_(matrix.sign() * limits.max)
+    elif kind in ("nan", "inf"):
+        value = torch.where(tile % 2 == 0, 1.0, -1.0) * float(kind)
+        matrix.copy_(torch.where(corner & (tile % 3 == 0), value.to(matrix.dtype), matrix))
+    elif kind == "powers":
+        matrix.copy_(matrix.sign() * _near_powers(tile, matrix.dtype))
+    else:
+        power = torch.full((), 2.0**5, dtype=matrix.dtype, device=matrix.device)
+        most = {"power_below": power * (1 - limits.eps / 2), "power_above": power * (1 + limits.eps)}.get(kind, power)
+        matrix.clamp_(-most, most)[rows // 2, cols // 2] = most
+
+
+def _near_powers(tile: Tensor, dtype: torch.dtype) -> Tensor:
+    """A power of two for each number of a tile, or a neighbour of it: exponents three tiles apart differ by one, and
+    all exponents of the dtype come in turn, from the middle."""
+    limits = torch.finfo(dtype)
+    low, high = (round(torch.tensor(limit, dtype=torch.float64).log2().item()) for limit in (limits.tiny, limits.max))
+    exponent = (tile // 3 * 37 % (high - low - 2) + low + 1).double()
+    neighbour = torch.where(tile % 3 == 0, 1 - limits.eps / 2, torch.where(tile % 3 == 1, 1.0, 1 + limits.eps))
+    return (torch.exp2(exponent) * neighbour).to(dtype)
+
+
+def spoil_with_ties(matrix: Tensor, magnitudes: Tensor, source) -> None:
+    """Make a matrix (rows, cols) of values half-way between neighbours of a format, in place; signs stay.
+
+    `magnitudes` are the format's, ascending. One element in 16, along rows and down columns, is the largest of them, so
+    that the scale of every block is a power of two; tiles differ by powers of two, of which the first is 1.
+    """
+    rows, cols = (torch.arange(size, device=matrix.device) for size in matrix.shape)
+    halves = (magnitudes[1:] + magnitudes[:-1]) / 2
+    drawn = halves[torch.randint(len(halves), matrix.shape, device=matrix.device, generator=source)]
+    largest = (rows[:, None] + cols) % 16 == 0
+    shift = torch.exp2(-((rows[:, None] // TILE + cols // TILE) % 3).double())
+    matrix.copy_(torch.copysign(torch.where(largest, magnitudes[-1], drawn) * shift, matrix.double()))

@@ -80,8 +80,9 @@ def gpu_row(case, name, **changes):
     return rows.row(**(fields | changes))
 
 
-def gpu_rows(name="llm"):
-    return [gpu_row(case, implementation) for case in sweep(name) for implementation in SPEED]
+def gpu_rows(name="llm", recipe="none"):
+    cases = [case for case in sweep(name) if case.recipe == recipe]
+    return [gpu_row(case, implementation) for case in cases for implementation in SPEED]
 
 
 def cpu_rows():

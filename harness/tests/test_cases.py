@@ -1,11 +1,15 @@
 """Cases are values with names; inputs come from seeds; the work of a case is what its tensors hold."""
 
+import math
+
 import pytest
 import torch
 
 import reference
-from harness.cases import DTYPES, FAMILIES, Case, family_of, with_rows
+from harness.cases import DTYPES, NORMS, RECIPES, Case, accepted, family_of, with_rows
+from harness.cases.recipes import STATES
 from harness.cases.values import LAYOUTS
+from harness.quantized import NAN_SCALES, sides, spacing
 from harness.sweeps import everything
 
 BACKWARD = ("layernorm_bwd", "rmsnorm_bwd", "rmsnorm_bwd_add")
@@ -58,7 +62,7 @@ def test_work_counts_each_tensor_once():
     assert work.bytes == work.read_bytes + work.written_bytes and work.flops == 13 * 4096 * 1024
 
 
-@pytest.mark.parametrize("function", FAMILIES)
+@pytest.mark.parametrize("function", NORMS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_changes_strides_and_no_values(function, layout):
     case = Case(function, (6, 40), options=(("layout", layout),))
@@ -72,7 +76,7 @@ def test_a_layout_changes_strides_and_no_values(function, layout):
         assert all(map(same, call.tensors(), plain.tensors()))
 
 
-@pytest.mark.parametrize("function", FAMILIES)
+@pytest.mark.parametrize("function", NORMS)
 def test_a_seed_gives_the_same_values_and_another_seed_others(function):
     case = Case(function, (6, 40), "fp32")
     assert all(map(same, make(case, 3).tensors(), make(case, 3).tensors()))
@@ -87,7 +91,7 @@ def test_values_are_normal_with_a_few_large_channels():
     assert (x == x.round()).sum() < 10
 
 
-@pytest.mark.parametrize("function", FAMILIES)
+@pytest.mark.parametrize("function", NORMS)
 def test_dtypes_are_those_asked_for(function):
     mixed = {"gamma_dtype": "fp32"} | ({"dz_dtype": "fp16"} if function in BACKWARD else {})
     call = make(Case(function, (4, 8), "bf16", options=tuple(mixed.items())))
@@ -108,7 +112,7 @@ def test_saved_statistics_are_those_of_the_forward_pass():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("function", FAMILIES)
+@pytest.mark.parametrize("function", NORMS)
 @pytest.mark.parametrize("hidden", [1, 2, 3, 100, 4099])
 def test_float32_and_float64_agree_about_what_is_finite(function, hidden, dtype):
     """Adversarial values stay where float32 arithmetic neither overflows nor underflows to another kind of
@@ -144,3 +148,117 @@ def test_fewer_rows_keep_the_rest_of_a_case():
     case = Case("rmsnorm_fwd", (4, 16, 8), "fp16", options=(("layout", "offset"),))
     assert with_rows(case, 33) == Case("rmsnorm_fwd", (33, 8), "fp16", options=(("layout", "offset"),))
     assert with_rows(case, 64) is case
+
+
+QUANTIZED = [case for case in everything() if case.recipe != "none" and case.rows * case.hidden <= 1 << 13]
+
+
+@pytest.mark.parametrize("case", [
+    Case("quantize", (64, 96), "fp32", recipe, (("orientation", "both"),)) for recipe in RECIPES[1:]
+], ids=lambda case: case.name)
+def test_values_of_quantization_are_what_their_names_say(case):
+    def x(kind):
+        return make(case, values=kind).args[0]
+
+    assert not x("zeros").any() and not x("zeros").signbit().any() and x("negative_zeros").signbit().all()
+    tiles = x("zero_blocks").unflatten(0, (2, 32)).unflatten(2, (3, 32)).transpose(1, 2).flatten(2)
+    empty = ~tiles.any(-1)
+    assert 0 < empty.sum() < 6 and tiles[empty].signbit().any() and not tiles[empty].signbit().all()
+    assert 0 < x("subnormals").abs().max() < torch.finfo(torch.float32).tiny
+    assert len(x("constant").unique()) == 1 and x("outlier").abs().max() == 1e15
+    assert x("largest").abs().unique().tolist() == [torch.finfo(torch.float32).max]
+    assert x("nan").isnan().sum() == x("inf").isinf().sum() == 2 and x("inf").isposinf().any() and x("inf").isneginf().any()
+    assert x("power").abs().max() == 32 and x("power_below").abs().max() == torch.tensor(32.0).nextafter(torch.tensor(0.0))
+    assert x("power_above").abs().max() == torch.tensor(32.0).nextafter(torch.tensor(64.0))
+
+
+def test_powers_cover_exponents_and_their_neighbours():
+    wide = Case("quantize", (64, 1 << 16), "bf16", "mxfp8")
+    magnitudes = make(wide, values="powers").args[0].float().abs()
+    assert magnitudes.min() > 0 and magnitudes.isfinite().all()
+    mantissas, exponents = torch.frexp(magnitudes)
+    assert set(mantissas.unique().tolist()) == {0.5, 0.5 + 2**-8, 1 - 2**-8}
+    assert len(exponents.unique()) > 200
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("recipe, format_", [
+    ("fp8_delayed", "e4m3"), ("fp8_current", "e5m2"), ("fp8_current", "e4m3"), ("mxfp8", "e4m3"), ("nvfp4", "e2m1")])
+def test_ties_lie_half_way_between_codes(recipe, format_, dtype):
+    options = () if recipe == "nvfp4" else (("format", format_),)
+    x, quantizer = make(Case("quantize", (64, 96), dtype, recipe, options), values="ties").args
+    side = sides(reference.quantize(x, quantizer))["rowwise"]
+    distance = (x.double() / side.units() - side.code_values()).abs() / spacing(side.code_values(), format_)
+    assert ((distance == 0.5) | (distance == 0.25)).float().mean() > 0.85  # 0.25: to the next code below a power of two
+
+
+@pytest.mark.parametrize("case", QUANTIZED, ids=lambda case: case.name)
+def test_inputs_of_quantization_are_the_same_for_a_seed_alone(case):
+    one, again, other = (make(case, seed) for seed in (3, 3, 4))
+    assert all(map(same, one.tensors(), again.tensors()))
+    assert not math.prod(case.shape) or not same(one.tensors()[0], other.tensors()[0])
+    assert one.tensors()[0].dtype == (DTYPES[case.dtype] if case.function == "quantize" else one.tensors()[0].dtype)
+
+
+def test_state_of_delayed_scaling_lies_among_nan():
+    quantizer = make(Case("quantize", (64, 96), recipe="fp8_delayed")).args[1]
+    assert quantizer.amax.item() == 0.5 and 3 < quantizer.scale.item() < 12
+    assert quantizer.scale.untyped_storage().data_ptr() == quantizer.amax.untyped_storage().data_ptr()
+    assert make(Case("quantize", (64, 96), recipe="fp8_delayed"), 1).args[1].amax.item() == 1000
+    state = {kind: make(Case("quantize", (64, 96), recipe="fp8_delayed"), values=kind).args[1] for kind in STATES}
+    assert state["nan_amax"].amax.isnan() and state["largest_scale"].scale == torch.finfo(torch.float32).max
+    assert 0 < state["subnormal_scale"].scale < torch.finfo(torch.float32).tiny
+
+
+def test_padding_of_what_is_dequantized_is_nan():
+    for recipe in ("mxfp8", "nvfp4"):
+        for orientation in ("rowwise", "columnwise"):
+            tensor = make(Case("dequantize", (96, 160), recipe=recipe, options=(("orientation", orientation),))).args[0]
+            padding = sides(tensor)[orientation].padding()
+            assert padding.numel() and set(padding.tolist()) == {NAN_SCALES[recipe]}
+            assert not tensor.dequantize().isnan().any()
+
+
+def test_work_of_quantization_counts_padding_and_state():
+    both = (("orientation", "both"),)
+    work = family_of("quantize").work(Case("quantize", (33, 96), "bf16", "mxfp8"))
+    assert (work.read_bytes, work.written_bytes) == (33 * 96 * 2, 33 * 96 + 128 * 4)
+    work = family_of("quantize").work(Case("quantize", (32, 48), "fp32", "nvfp4", both))
+    assert work.written_bytes == 2 * (32 * 48 // 2 + 4 + 128 * 4)
+    work = family_of("quantize").work(Case("quantize", (33, 100), "bf16", "fp8_delayed", both))
+    assert (work.read_bytes, work.written_bytes) == (33 * 100 * 2 + 8, 2 * 33 * 100 + 4 + 4)
+
+
+def test_a_second_pass_counts_where_the_input_outgrows_the_cache():
+    family, l2 = family_of("quantize"), 60 << 20
+    for recipe, twice in (("fp8_delayed", 0), ("fp8_current", 1), ("mxfp8", 0), ("nvfp4", 1)):
+        for shape, outgrows in (((8192, 4096), 1), ((1024, 2048), 0)):
+            case = Case("quantize", shape, recipe=recipe)
+            assert family.passes(case, l2) - family.work(case).bytes == twice * outgrows * 2 * math.prod(shape)
+    assert family_of("dequantize").passes(case, l2) == family_of("dequantize").work(case).bytes
+
+
+@pytest.mark.parametrize("case, words", [
+    (Case("quantize", (32, 33), recipe="mxfp8"), "33 cols are no multiple of the block, 32"),
+    (Case("quantize", (33, 32), recipe="nvfp4", options=(("orientation", "columnwise"),)), "33 rows are no multiple"),
+    (Case("quantize", (33, 32), recipe="nvfp4", options=(("with_2d_quantization", True),)), "33 rows are no multiple"),
+    (Case("quantize", (32,), recipe="fp8_current", options=(("orientation", "both"),)), "a vector has no columnwise"),
+    (Case("quantize", (32, 32)), "quantize needs a recipe, one of fp8_delayed, fp8_current, mxfp8, nvfp4"),
+    (Case("quantize", (32, 32), recipe="nvfp4", options=(("format", "e5m2"),)), "recipe nvfp4 has no option format"),
+    (Case("quantize", (32, 32), "fp32", "nvfp4", (("with_rht", True),)), "with_rht needs bf16"),
+    (Case("quantize", (32, 32), recipe="nvfp4", options=(("with_rht", True), ("with_2d_quantization", True))), "excludes"),
+    (Case("dequantize", (32, 32), recipe="mxfp8", options=(("orientation", "both"),)), "no option orientation=both"),
+    (Case("dequantize", (32, 32), recipe="mxfp8", options=(("layout", "offset"),)), "no option layout"),
+    (Case("rmsnorm_fwd", (32, 32), recipe="mxfp8"), "rmsnorm_fwd takes no recipe but none"),
+    (Case("rmsnorm_fwd", (32, 32), options=(("with_rht", True),)), "recipe none has no option with_rht"),
+])
+def test_what_a_function_does_not_take_is_told(case, words):
+    with pytest.raises(ValueError, match=words):
+        accepted(case)
+
+
+def test_fewer_rows_keep_whole_blocks():
+    both = (("orientation", "both"),)
+    assert with_rows(Case("quantize", (96, 64), recipe="mxfp8", options=both), 33).shape == (32, 64)
+    assert with_rows(Case("quantize", (96, 64), recipe="nvfp4", options=both), 1).shape == (16, 64)
+    assert with_rows(Case("quantize", (96, 64), recipe="fp8_current", options=both), 33).shape == (33, 64)

@@ -25,7 +25,7 @@ def harness(*arguments, timeout=120):
 def test_list_as_json(capsys):
     assert main(["list", "--sweep", "llm", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found) == 60
+    assert len(found) == 88
     assert found[0]["name"] == "layernorm_fwd 4096x1024 bf16"
     assert all(one["bytes"] > 0 and one["flops"] > 0 and one["memory_bytes"] > 0 for one in found)
     assert all(one["about_s"] > 0 for one in found)
@@ -45,7 +45,7 @@ def test_any_shape_can_be_asked_for(capsys):
 
 def test_dry_run_measures_and_writes_nothing(capsys, tmp_path):
     assert main(["bench", "--dry-run", "--out", str(tmp_path / "run")]) == 0
-    assert "20 cases" in capsys.readouterr().out
+    assert "32 cases" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 
 

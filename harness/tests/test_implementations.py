@@ -7,7 +7,7 @@ import torch
 
 import reference
 from harness import implementations
-from harness.cases import FAMILIES, Case, family_of
+from harness.cases import NORMS, Case, family_of
 from harness.implementations import IMPLEMENTATIONS
 
 CASE = Case("rmsnorm_fwd", (32, 100))
@@ -24,7 +24,7 @@ def test_names_and_which_are_checked():
     assert IMPLEMENTATIONS["reference"].available() is None and IMPLEMENTATIONS["copy"].available() is None
 
 
-@pytest.mark.parametrize("function", FAMILIES)
+@pytest.mark.parametrize("function", NORMS)
 def test_reference_is_the_function_of_the_case(function):
     case = Case(function, (4, 16), options=(("zero_centered_gamma", True),))
     call = call_of(case)
@@ -55,7 +55,7 @@ def test_compiled_gives_the_results_of_the_reference():
         assert one is other is None or torch.allclose(one.float(), other.float(), rtol=1e-2)
 
 
-@pytest.mark.parametrize("function", FAMILIES)
+@pytest.mark.parametrize("function", NORMS)
 def test_copy_moves_the_bytes_of_the_case(function, monkeypatch):
     copied = []
     monkeypatch.setattr(implementations, "_torch_copy", lambda *pair: copied.append(pair) or pair[1].copy_(pair[0]))

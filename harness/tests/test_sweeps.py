@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cases import DTYPES, FAMILIES, Case
+from harness.cases import DTYPES, FAMILIES, NORMS, RECIPES, Case, accepted, recipes
 from harness.sweeps import SWEEPS, edge, everything, llm, parse_shape, select, smoke, sweep, unlisted
 
 PEERS = Path(__file__).parents[2] / "results/nvidia-h200/peers.csv"
@@ -15,18 +15,23 @@ def functions(cases):
     return {case.function for case in cases}
 
 
+def norms(cases):
+    return [case for case in cases if case.function in NORMS]
+
+
 def elements(case):
     return case.rows * case.hidden
 
 
 def test_smoke_is_quick_and_covers_every_function():
-    assert len(smoke()) == 20 and functions(smoke()) == set(FAMILIES)
+    assert len(smoke()) == 32 and functions(smoke()) == set(FAMILIES)
+    assert {case.recipe for case in smoke()} == set(RECIPES)
     assert max(map(elements, smoke())) <= 1 << 24
 
 
 def test_llm_is_sixty_cases_with_every_unquantized_norm_of_the_peers():
-    cases = llm()
-    assert len(cases) == len(set(cases)) == 60 and functions(cases) == set(FAMILIES)
+    cases = norms(llm())
+    assert len(cases) == len(set(cases)) == 60 and functions(cases) == set(NORMS)
     with PEERS.open(newline="") as file:
         listed = {(row["function"], row["shape"]) for row in csv.DictReader(file)
                   if row["function"] in FAMILIES}
@@ -49,8 +54,8 @@ def test_edge_is_small_and_wide_ranging():
     assert {0, 1, 7} <= {case.rows for case in cases}
     assert {case.option("layout") for case in cases} >= {"strided", "offset", "expanded", "transposed"}
     assert {len(case.shape) for case in cases} == {1, 2, 3, 4}
-    for hidden in {case.hidden for case in cases if case.hidden >= 4095}:
-        assert functions(case for case in cases if case.hidden == hidden) == set(FAMILIES)
+    for hidden in {case.hidden for case in norms(cases) if case.hidden >= 4095}:
+        assert functions(case for case in norms(cases) if case.hidden == hidden) >= set(NORMS)
 
 
 def test_edge_has_every_mix_of_dtypes():
@@ -77,7 +82,8 @@ def test_select_by_name():
     assert functions(select(llm(), function="rmsnorm_fwd,rmsnorm_bwd")) == {"rmsnorm_fwd", "rmsnorm_bwd"}
     assert functions(select(llm(), function=["layernorm_fwd"])) == {"layernorm_fwd"}
     assert [case.dtype for case in select(llm(), dtype="fp32")] == ["fp32"]
-    assert select(llm(), recipe="none") == llm()
+    assert select(llm(), recipe="none") == norms(llm())
+    assert {case.recipe for case in select(smoke(), recipe="mxfp8,nvfp4")} == {"mxfp8", "nvfp4"}
 
 
 def test_select_by_keyword():
@@ -103,7 +109,8 @@ def test_a_shape_of_ones_own_makes_cases_for_what_is_chosen():
 @pytest.mark.parametrize("filters, words", [
     ({"function": "rmsnorm"}, "unknown function 'rmsnorm'; known: layernorm_fwd, rmsnorm_fwd, "),
     ({"dtype": "bf16,fp8"}, "unknown dtype 'fp8'; known: bf16, fp16, fp32"),
-    ({"recipe": "mxfp8"}, "unknown recipe 'mxfp8'; known: none"),
+    ({"recipe": "mxfp4"}, "unknown recipe 'mxfp4'; known: none, fp8_delayed, fp8_current, mxfp8, nvfp4"),
+    ({"shape": "12,345", "recipe": "mxfp8"}, "quantize 12x345 bf16 mxfp8: 345 cols are no multiple of the block, 32"),
     ({"keyword": "("}, "keyword '\\(' is not a regular expression"),
     ({"shape": "4096*8192"}, "shape '4096\\*8192' is not of the form 4096x8192"),
     ({"shape": ""}, "shape '' is not"),
@@ -116,10 +123,53 @@ def test_a_wrong_filter_is_one_clear_error(filters, words):
 
 
 def test_an_unknown_sweep_lists_those_known():
-    with pytest.raises(ValueError, match="unknown sweep 'ci'; known: smoke, llm, unlisted, edge, all"):
+    with pytest.raises(ValueError, match="unknown sweep 'ci'; known: smoke, llm, unlisted, quantize, edge, all"):
         sweep("ci")
 
 
 def test_a_shape_may_have_no_rows_and_any_rank():
     assert parse_shape("0x8") == (0, 8) and parse_shape("8") == (8,)
     assert parse_shape("2,3,4,5") == (2, 3, 4, 5)
+
+
+def test_every_sweep_holds_cases_that_their_functions_take():
+    for case in everything():
+        assert accepted(case) is case
+    for name in ("smoke", "llm", "quantize", "edge"):
+        quantized = [case for case in sweep(name) if case.recipe != "none"]
+        assert {(case.function, case.recipe) for case in quantized} == {
+            (function, recipe) for function in ("quantize", "dequantize") for recipe in RECIPES[1:]}
+
+
+def test_llm_has_few_enough_quantized_cases():
+    cases = [case for case in llm() if case.recipe != "none"]
+    assert len(cases) == 28 and {elements(case) * 2 for case in cases} == {64 << 20, 4 << 20}
+
+
+def test_quantize_is_the_table_of_what_quantization_must_reach():
+    cases = sweep("quantize")
+    assert len(cases) == len(set(cases)) <= 100
+    for size in (64 << 20, 256 << 20, 4 << 20):
+        found = [case for case in cases if elements(case) * 2 == size and case.dtype == "bf16"]
+        for recipe in RECIPES[1:]:
+            there = {recipes.orientations(case) for case in found
+                     if (case.function, case.recipe) == ("quantize", recipe)}
+            assert there == {("rowwise",), ("columnwise",), ("rowwise", "columnwise")}
+    assert {key for case in cases for key, _ in case.options} == {key for options in recipes.OPTIONS.values()
+                                                                   for key in options}
+
+
+def test_edge_has_odd_sizes_layouts_and_options_of_every_recipe():
+    cases = [case for case in edge() if case.function == "quantize"]
+    for recipe in RECIPES[1:]:
+        found = [case for case in cases if case.recipe == recipe]
+        assert {len(case.shape) for case in found} == {1, 2, 3, 4} and {case.dtype for case in found} == set(DTYPES)
+        assert {case.option("layout") for case in found} >= {"strided", "offset", "expanded", "transposed"}
+        assert any(case.rows % 128 and case.hidden % 128 for case in found) and any(not case.rows for case in found)
+
+
+def test_a_shape_of_ones_own_comes_with_every_recipe_that_takes_it():
+    found = select(smoke(), shape="64x96", function="quantize")
+    assert [case.recipe for case in found] == list(RECIPES[1:])
+    assert {case.recipe for case in select(smoke(), shape="33x48", function="dequantize")} == {
+        "fp8_delayed", "fp8_current", "nvfp4"}

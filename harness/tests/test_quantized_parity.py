@@ -1,0 +1,135 @@
+"""Parity of quantized outputs: what is right passes, every cheat fails for its own reason, and figures are counted."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import reference
+from harness import parity
+from harness.cases import Case, family_of
+from harness.guards import poison
+from harness.rotation import duplicate
+from harness.tests import cheats, quantized_cheats
+from harness.tests.quantized_cheats import CHEATS, case, honest, honest_back
+
+RECIPES = ("fp8_delayed", "fp8_current", "mxfp8", "nvfp4")
+
+
+def call_of(asked, seed=0, values="normal"):
+    return family_of(asked.function).make(asked, "cpu", seed, values)
+
+
+def results(asked, call):
+    return getattr(reference, asked.function)(*call.args)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_honest_implementation_passes_with_every_flag(recipe):
+    asked = case(recipe, orientation="both")
+    verdict = parity.check(asked, honest, "cpu", allocator=cheats.allocator)
+    assert verdict.ok, verdict.reason
+    assert verdict.guards_ok and verdict.fully_written and verdict.inputs_unchanged and verdict.bitwise_repeatable
+    trials = 3 + len(family_of("quantize").adversarial(asked))
+    counts = verdict.counts["output"]
+    assert counts.pop("codes") == 2 * 160 * (3 * 96 + (trials - 3) * (33 if "fp8" in recipe and recipe != "mxfp8" else 32))
+    assert counts.pop("scales") > 0 and set(counts.values()) == {0}
+    assert ("amax" in verdict.counts) == (recipe == "fp8_delayed")
+    assert verdict.errors.keys() == {"output"} and verdict.errors["output"]["max"] > 0
+    assert json.loads(json.dumps(verdict.to_dict()))["counts"]["output"]["code_mismatches"] == 0
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_honest_way_back_passes(recipe):
+    verdict = parity.check(case(recipe, function="dequantize"), honest_back, "cpu", allocator=cheats.allocator)
+    assert verdict.ok, verdict.reason
+    assert verdict.counts["output"]["value_mismatches"] == 0 < verdict.counts["output"]["values"]
+
+
+@pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.__name__)
+def test_a_cheat_fails_for_its_own_reason(cheat):
+    asked, words = CHEATS[cheat]
+    verdict = parity.check(asked, cheat, "cpu", allocator=cheats.allocator)
+    assert not verdict.ok
+    assert words in verdict.reason
+
+
+def test_counts_are_kept_of_what_fails():
+    verdict = parity.check(case("mxfp8"), quantized_cheats.floors_e8m0, "cpu", allocator=cheats.allocator)
+    assert verdict.counts["output"]["scale_mismatches"] > 0 and verdict.counts["output"]["apart"] > 0
+
+
+@pytest.mark.parametrize("recipe, snr_db", [("fp8_delayed", 23), ("fp8_current", 31), ("mxfp8", 31), ("nvfp4", 20)])
+def test_what_quantization_loses_is_measured(recipe, snr_db):
+    verdict = parity.check(case(recipe, (64, 2048), orientation="both"), honest, "cpu", adversarial=False)
+    for side in verdict.quantization["output"].values():
+        assert side["snr_db"] == pytest.approx(snr_db, abs=1.5) and side["snr_db"] == side["reference_snr_db"]
+        assert 0 < side["rms"] < side["max"] <= 1 and 0 <= side["flushed"] < 0.01
+
+
+def test_a_wrong_reference_is_named(monkeypatch):
+    right = reference.quantize
+
+    def off(x, quantizer):
+        tensor = right(x, quantizer)
+        return replace(tensor, rowwise_data=(tensor.rowwise_data.view(torch.uint8) ^ 1).view(tensor.rowwise_data.dtype))
+
+    monkeypatch.setattr(reference, "quantize", off)
+    verdict = parity.check(case("mxfp8"), lambda call: reference.quantize(*call.args), "cpu")
+    assert "output rowwise: the reference itself is off in" in verdict.reason
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_replayed_result_is_judged_like_any_other(recipe):
+    asked = case(recipe, orientation="both")
+    call = call_of(asked)
+    made = results(asked, call)
+    assert parity.after(asked, call, made) == ""
+    poison(made)
+    assert parity.after(asked, call, made).startswith("output rowwise")
+
+
+def test_amax_is_judged_after_a_replay():
+    asked = case("fp8_delayed")
+    call, fresh = call_of(asked), call_of(asked)
+    before = family_of("quantize").in_place(fresh)
+    assert before["amax"].tolist() == [0.5]
+    made = results(asked, call)
+    assert parity.after(asked, call, made, before) == ""
+    call.args[1].amax.fill_(0.5)
+    assert "amax is [0.5]" in parity.after(asked, call, made, before)
+    call.args[1].amax.fill_(2000.0)
+    assert "amax is [2000.0]" in parity.after(asked, call, made, before)
+
+
+def test_state_and_data_are_duplicated():
+    asked = case("fp8_delayed")
+    call = call_of(asked)
+    copy = duplicate(call)
+    assert call.args[1].amax.data_ptr() != copy.args[1].amax.data_ptr()
+    assert copy.args[1].scale.data_ptr() + 8 == copy.args[1].amax.data_ptr(), "shared storage stays shared"
+    results(asked, copy)
+    assert call.args[1].amax.item() == 0.5 < copy.args[1].amax.item()
+    back = case("mxfp8", function="dequantize")
+    one, other = call_of(back), duplicate(call_of(back))
+    assert len(one.tensors()) == 2
+    assert torch.equal(results(back, one), results(back, other))
+
+
+def test_state_between_trials_is_that_of_the_seed():
+    seen = []
+
+    def run(call):
+        seen.append(call.args[1].amax.item())
+        return reference.quantize(*call.args)
+
+    assert parity.check(case("fp8_delayed"), run, "cpu", adversarial=False).ok
+    assert seen == [0.5, 0.5, 1000.0, 1000.0, 0.5, 0.5]
+
+
+def test_unknown_values_are_refused():
+    with pytest.raises(ValueError, match="unknown kind of values 'dz_nan'"):
+        call_of(case("mxfp8"), values="dz_nan")
+    with pytest.raises(ValueError, match="quantize needs a recipe"):
+        call_of(Case("quantize", (32, 32)))
