@@ -58,6 +58,7 @@ def clock(device: Any) -> str:
 
 
 def _judged(case: Case, call: Call, device: Any, run: Callable[[], tuple]) -> str:
+    device.wait()  # what a function left running elsewhere may write to memory that is free by now
     family = family_of(case.function)
     fresh = family.make(case, call.tensors()[0].device, FRESH_SEED)
     before = family.in_place(fresh)
