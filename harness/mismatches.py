@@ -54,7 +54,7 @@ class Comparison:
             alike = self._of_tensor(f"{name} amax", "amax_mismatches", found.factor, wanted.factor, dtype)
         same = torch.full_like(wanted.codes, alike, dtype=torch.bool)
         if wanted.scales is not None:
-            same &= self._scales(name, found, wanted).repeat_interleave(wanted.block, 1)
+            same &= self._scales(name, found, wanted, alike).repeat_interleave(wanted.block, 1)
             self._padding(name, found)
         self._codes(name, found, wanted, same)
         if not same.all():
@@ -69,16 +69,18 @@ class Comparison:
         self._demand(same or near, f"{name} is {found.tolist()}, the reference's {wanted.tolist()}")
         return same
 
-    def _scales(self, name: str, found: Side, wanted: Side) -> Tensor:
-        """Count and judge the scales of blocks; which are the same."""
+    def _scales(self, name: str, found: Side, wanted: Side, alike: bool) -> Tensor:
+        """Count and judge the scales of blocks; which are the same. Under another amax than the reference's, any of
+        them may be a step off."""
         same, nan = found.scales == wanted.scales, NAN_SCALES[wanted.kind]
         wrong, total = int((~same).sum()), same.numel()
         self.counts["scale_mismatches"] += wrong
         steps = _largest((found.scales.int() - wanted.scales.int()).abs())
         lost = ((found.scales == nan) != (wanted.scales == nan)).any()
-        fine = wrong <= self.allowance.scales * total and steps <= 1 and not lost
-        self._demand(fine, f"{name}: {wrong} of {total} scales differ from the reference's, by up to {steps} steps"
-                           f"{', NaN lost or made' if lost else ''}")
+        few = wrong <= self.allowance.scales * total or (self.allowance.amax and not alike)
+        self._demand(few and steps <= 1 and not lost,
+                     f"{name}: {wrong} of {total} scales differ from the reference's, by up to {steps} steps"
+                     f"{', NaN lost or made' if lost else ''}")
         return same
 
     def _padding(self, name: str, found: Side) -> None:
