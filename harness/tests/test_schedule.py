@@ -1,12 +1,12 @@
 """Which cases a run takes: shards, launchers, what a folder already has; and what memory a case needs."""
 
-import random
+from dataclasses import replace
+from weakref import finalize
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from weakref import finalize
 
 from harness import memory, parity, rows, schedule
 from harness.backend_cpu import Cpu
@@ -127,14 +127,16 @@ class Peak(TorchDispatchMode):
         self.now -= self.held.pop(key, 0)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("function", NORMS)
-def test_memory_covers_what_parity_holds_and_not_much_more(function, dtype):
-    case = Case(function, (512, 1024), dtype)
+KINDS = {(case.function, case.recipe): case for case in reversed(cases(Options(sweep="smoke")))}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=" ".join)
+def test_memory_covers_what_parity_holds_and_not_much_more(kind):
+    case = replace(KINDS[kind], shape=(256, 512))
     run = IMPLEMENTATIONS["reference"].prepare(case, None)
     with Peak() as peak:
         assert parity.check(case, run, "cpu", adversarial=False).ok
-    assert peak.bytes <= memory.needed_bytes(case, ["reference"], "cpu") <= 1.6 * peak.bytes
+    assert peak.bytes <= memory.needed_bytes(case, ["reference"], "cpu") <= 2.4 * peak.bytes
 
 
 def test_memory_of_timing_grows_with_what_takes_turns():
@@ -145,8 +147,6 @@ def test_memory_of_timing_grows_with_what_takes_turns():
     assert memory.needed_bytes(huge, ["reference"]) > 5 * (1 << 37)
 
 
-def test_random_cases_never_need_less_than_their_tensors():
-    chance = random.Random(1)
-    for _ in range(50):
-        case = Case(chance.choice(NORMS), (chance.randint(1, 1 << 20), chance.randint(1, 1 << 14)))
-        assert memory.needed_bytes(case, ["optimized"]) > FAMILIES[case.function].work(case).bytes
+def test_no_case_needs_less_than_its_tensors():
+    for case in cases(Options(sweep="all")):
+        assert memory.needed_bytes(case, ["optimized"]) >= FAMILIES[case.function].work(case).bytes
