@@ -55,7 +55,9 @@ def show_tasks(tasks: list[Task], as_json: bool, out: Console) -> int:
         return 0
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("case", "MB", "MFLOP", "memory MB", "H200 limit µs", "about s"):
-        table.add_column(name, justify="left" if name == "case" else "right", no_wrap=True)
+        figure = name != "case"
+        table.add_column(name, justify="right" if figure else "left", no_wrap=figure, overflow="fold",
+                         min_width=len(name) if figure else None)
     for one in found:
         figures = (
             one["bytes"] / 1e6,
@@ -64,7 +66,7 @@ def show_tasks(tasks: list[Task], as_json: bool, out: Console) -> int:
             one["limit_us"],
             one["about_s"],
         )
-        table.add_row(one["name"], *(f"{figure:,.1f}" for figure in figures))
+        table.add_row(one["name"], *(f"{figure:,.0f}" if figure >= 1000 else f"{figure:.1f}" for figure in figures))
     out.print(table)
     minutes, seconds = divmod(round(sum(one["about_s"] for one in found)), 60)
     of = f" of {names}" if names else ""

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 2
+ADDED = {2: ("host_bound", "replicates", "speedup", "audit", "gpu_state", "seconds")}
+"""Version -> the fields that it brought: null in rows of an earlier one."""
 STATUSES = (
     "OK",
     "FAIL_PARITY",
@@ -168,7 +170,7 @@ class Writer:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The rows of a file, without a torn last line. Raises RowsError for a file that is missing, is not ours,
-    or has another schema version."""
+    or has a later schema version; rows of an earlier one have null for what it did not have."""
     try:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:
@@ -183,6 +185,9 @@ def _parsed(path: Path, lines: list[str]) -> Iterator[dict[str, Any]]:
             schema = row["schema"]
         except (ValueError, TypeError, KeyError, RecursionError):
             raise RowsError(f"{path}, line {number}: not a result row") from None
+        if schema in range(1, SCHEMA):
+            later = (name for version, names in ADDED.items() if version > schema for name in names)
+            row, schema = dict.fromkeys(later) | row | {"schema": SCHEMA}, SCHEMA
         if schema != SCHEMA:
             raise RowsError(f"{path}, line {number}: schema {schema}, this version reads {SCHEMA}")
         if not _whole(row):

@@ -91,6 +91,12 @@ def test_row_without_a_field_is_an_error(tmp_path):
         read(path)
 
 
+def test_row_of_an_earlier_schema_has_null_for_what_came_later(tmp_path):
+    path, older = tmp_path / "rows.jsonl", some(seed=1) | {"schema": 1}
+    path.write_text(json.dumps({name: value for name, value in older.items() if name not in rows.ADDED[2]}) + "\n")
+    assert read(path) == [some(seed=1)]
+
+
 def test_other_schema_is_an_error(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"schema": 99}\n')
