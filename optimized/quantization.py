@@ -106,8 +106,9 @@ def _prepare(input: Tensor, quantizer) -> _Ready:
     work = _work(input, quantizer)
     plan = plans.quantize(work, chip(input.device))
     scalars = (
-        numpy.int64(work.rows), numpy.int64(work.cols), numpy.int64(_pitch(input)), numpy.int32(_on_16_bytes(input, work)),
-        numpy.int32(work.flat), numpy.int32(getattr(quantizer, "force_pow_2_scales", False)),
+        numpy.int64(work.rows), numpy.int64(work.cols), numpy.int64(_pitch(input)),
+        numpy.int32(_on_16_bytes(input, work)), numpy.int32(work.flat),
+        numpy.int32(getattr(quantizer, "force_pow_2_scales", False)),
         numpy.float32(getattr(quantizer, "amax_epsilon", 0.0)),
     )
     workspace = ((plan.workspace_bytes // 4,), torch.float32) if plan.workspace_bytes else None
@@ -147,24 +148,20 @@ def _scheme(quantizer) -> tuple[tuple[str, ...], int | None]:
 
 def _outputs(input: Tensor, quantizer) -> tuple:
     """scale_inv; data, scales and amax rowwise; the same columnwise: (shape, dtype) or None."""
-    (rows, cols), one = _matrix(input.shape), ((1,), torch.float32)
-    rowwise, columnwise = quantizer.rowwise, quantizer.columnwise
-    shape, dtype = tuple(input.shape), quantizer.dtype
+    rows, cols = _matrix(input.shape)
+    shape, dtype, one = tuple(input.shape), quantizer.dtype, ((1,), torch.float32)
     if isinstance(quantizer, NVFP4Quantizer):
-        blocks, packed = formats.NVFP4_BLOCK, (*shape[:-1], cols // 2)
-        return (
-            None,
-            *(((packed, torch.uint8), (formats.scale_shape(rows, cols // blocks), dtype), one) if rowwise else [None] * 3),
-            *((((cols, rows // 2), torch.uint8), (formats.scale_shape(cols, rows // blocks), dtype), one)
-              if columnwise else [None] * 3),
-        )
-    if isinstance(quantizer, MXFP8Quantizer):
-        along, down = (formats.scale_shape(*size) for size in ((rows, cols // 32), (cols, rows // 32)))
-        return (
-            None, *(((shape, dtype), (along, torch.uint8)) if rowwise else [None] * 2), None,
-            *(((shape, dtype), (down[::-1], torch.uint8)) if columnwise else [None] * 2), None,
-        )
-    return one, (shape, dtype) if rowwise else None, None, None, ((cols, rows), dtype) if columnwise else None, None, None
+        block, scale_inv = formats.NVFP4_BLOCK, None
+        rowwise = (((*shape[:-1], cols // 2), torch.uint8), (formats.scale_shape(rows, cols // block), dtype), one)
+        columnwise = (((cols, rows // 2), torch.uint8), (formats.scale_shape(cols, rows // block), dtype), one)
+    elif isinstance(quantizer, MXFP8Quantizer):
+        block, scale_inv = formats.MXFP8_BLOCK, None
+        rowwise = ((shape, dtype), (formats.scale_shape(rows, cols // block), torch.uint8), None)
+        columnwise = ((shape, dtype), (formats.scale_shape(cols, rows // block)[::-1], torch.uint8), None)
+    else:
+        scale_inv, rowwise, columnwise = one, ((shape, dtype), None, None), (((cols, rows), dtype), None, None)
+    absent = (None, None, None)
+    return scale_inv, *(rowwise if quantizer.rowwise else absent), *(columnwise if quantizer.columnwise else absent)
 
 
 def _parts(tensor) -> tuple[Tensor | None, ...]:

@@ -15,7 +15,8 @@ class Work:
     e.g. ("Fp8", "E4M3", "Delayed").
 
     `tiles`: by tiles of 128×128, which columns need, rather than by strips along the rows. `whole`: every run of eight
-    columns is whole and begins at a multiple of 16 bytes. `flat`: rows and their scales follow one another without a gap.
+    columns is whole and begins at a multiple of 16 bytes. `flat`: rows and their scales follow one another without a
+    gap.
     """
 
     scheme: tuple[str, ...]
@@ -42,8 +43,8 @@ def quantize(work: Work, chip: Chip) -> Plan:
     grid = max(1, min(parts, chip.sms * ctas if work.twice else MAX_GRID))
     amaxes = 2 if policies[-1] == "Transformed" else 1
     return Plan(
-        "quantize.cu", f"quantize<{family}<{', '.join((part, *policies))}>, {ctas}>", f"{variant} {family}", grid, THREADS,
-        workspace_bytes=4 * amaxes * grid if work.twice else 0, cooperative=work.twice,
+        "quantize.cu", f"quantize<{family}<{', '.join((part, *policies))}>, {ctas}>", f"{variant} {family}", grid,
+        THREADS, workspace_bytes=4 * amaxes * grid if work.twice else 0, cooperative=work.twice,
         programmatic=chip.is_hopper_or_later,
     )
 

@@ -1,10 +1,10 @@
 """Quantizers, inputs and comparisons for tests of quantize and dequantize."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 
-import reference.quantization
+from reference import quantizers
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 
 E4M3, E5M2 = FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -25,8 +25,8 @@ class Recipe:
     def name(self):
         """As a test is called by."""
         side = {(True, False): "row", (False, True): "col", (True, True): "both"}[self.rowwise, self.columnwise]
-        shown = [f"{key}={value}".replace("torch.float8_", "") for key, value in self.options if key not in ("seed", "offset")]
-        return " ".join([self.cls.__name__.removesuffix("Quantizer"), side, *shown])
+        shown = [f"{key}={value}" for key, value in self.options if key not in ("seed", "offset")]
+        return " ".join([self.cls.__name__.removesuffix("Quantizer"), side, *shown]).replace("torch.float8_", "")
 
     def make(self, device, scale=3.7, amax=0.5):
         """A quantizer whose tensors, if any, are on `device`."""
@@ -38,15 +38,10 @@ class Recipe:
     def takes(self, shape, dtype):
         """Whether the quantizer can take an input of that shape."""
         try:
-            reference.quantization.quantizers.check("quantize", torch.empty(shape, dtype=dtype, device="meta"), replaced(self))
+            quantizers.check("quantize", torch.empty(shape, dtype=dtype, device="meta"), self.make("meta"))
         except (ValueError, TypeError):
             return False
         return True
-
-
-def replaced(recipe):
-    """The recipe's quantizer for meta tensors."""
-    return recipe.make("meta")
 
 
 def recipes(orientations=((True, False), (False, True), (True, True))):
@@ -102,7 +97,7 @@ def _bits(x, generator):
 
 
 def _boundaries(x, generator):
-    """Midpoints and values of E2M1 and their neighbours, times powers of two; the largest of each block is 6 of them."""
+    """Midpoints and values of E2M1 and their neighbours, in blocks whose largest value is 6."""
     grid = torch.tensor([0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6])
     near = torch.cat([(grid.view(torch.int32) + step).view(torch.float32) for step in (-1, 0, 1)])
     picked = near[torch.randint(len(near), x.shape, generator=generator)]
@@ -130,8 +125,25 @@ ADVERSARIAL = {
 }
 
 
+def layouts(shape, dtype, device):
+    """Views of one shape that are not contiguous, not aligned, or share memory, by name."""
+    rows, cols = shape
+    wide = values("heavy", (rows, cols + 24), dtype, device)
+    flat = values("heavy", (rows * cols + 16,), dtype, device)
+    doubled = values("heavy", (rows, 2 * cols), dtype, device)
+    return {
+        "pitch of 16 bytes": wide[:, 8:8 + cols], "pitch between": wide[:, 5:5 + cols],
+        "offset": flat[1:1 + rows * cols].view(rows, cols), "offset of 4": flat[4:4 + rows * cols].view(rows, cols),
+        "transposed": values("heavy", (cols, rows), dtype, device).t(),
+        "expanded rows": wide[:1, :cols].expand(rows, cols), "expanded columns": wide[:, :1].expand(rows, cols),
+        "every second": doubled[:, ::2], "every second row": doubled.view(2 * rows, cols)[::2],
+        "three dimensions": wide[:, :cols].unflatten(0, (4, -1)),
+        "three, transposed": doubled.view(rows, 2, cols).movedim(1, 0),
+    }
+
+
 def difference(got, want):
-    """"" where two quantized tensors hold the same bytes, else which field differs where. Any NaN amax is like another."""
+    """Which field of two quantized tensors differs where; "" where their bytes are the same, any NaN like another."""
     for field in fields(want):
         ours, theirs = getattr(got, field.name), getattr(want, field.name)
         if not isinstance(theirs, torch.Tensor):
@@ -143,8 +155,8 @@ def difference(got, want):
             return f"{field.name} is {ours.dtype} {tuple(ours.shape)}, not {theirs.dtype} {tuple(theirs.shape)}"
         wrong = different(ours, theirs)
         if wrong.any():
-            at = tuple(wrong.nonzero()[0].tolist())
-            return f"{field.name}: {int(wrong.sum())} of {wrong.numel()} differ, first at {at}: {ours[at]} not {theirs[at]}"
+            count, at = f"{int(wrong.sum())} of {wrong.numel()}", tuple(wrong.nonzero()[0].tolist())
+            return f"{field.name}: {count} differ, first at {at}: {ours[at]} not {theirs[at]}"
     return ""
 
 
@@ -153,8 +165,3 @@ def different(ours, theirs):
     integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[ours.element_size()]
     unequal = ours.contiguous().view(integer) != theirs.contiguous().view(integer)
     return unequal & ~(ours.isnan() & theirs.isnan()) if ours.element_size() > 1 else unequal
-
-
-def mutated(quantizer, **changes):
-    """The quantizer with other values in some of its fields."""
-    return replace(quantizer, **changes)

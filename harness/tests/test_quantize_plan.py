@@ -27,7 +27,8 @@ schemes = st.sampled_from((
     ("Nvfp4", "Stochastic", "Transformed"), ("Nvfp4", "Nearest", "Squares"),
 ))
 sizes = st.one_of(st.integers(0, 300), st.integers(0, 1 << 20))
-works = st.builds(plans.Work, schemes, st.sampled_from(("bf16", "f16", "f32")), sizes, sizes, st.booleans(), st.booleans(), st.booleans())
+flags = st.booleans()
+works = st.builds(plans.Work, schemes, st.sampled_from(("bf16", "f16", "f32")), sizes, sizes, flags, flags, flags)
 
 
 def meta(shape, dtype=torch.bfloat16):

@@ -42,7 +42,8 @@ __device__ __forceinline__ u32 fp8_code(float v, float largest) {
 template <int Mantissa, int Least>
 __device__ __forceinline__ float fp8_value(u32 code, u32 first_special, bool infinite) {
   const u32 magnitude = code & 0x7F, sign = (code & 0x80) << 24;
-  if (magnitude >= first_special) return __uint_as_float(sign | (infinite && magnitude == first_special ? kExponent : kNan));
+  if (magnitude >= first_special)
+    return __uint_as_float(sign | (infinite && magnitude == first_special ? kExponent : kNan));
   return __uint_as_float(sign | magnitude << (23 - Mantissa)) * __uint_as_float(u32(253 + Least) << 23);
 }
 
@@ -95,10 +96,12 @@ __device__ __forceinline__ float e8m0_value(u32 code) {
   return __uint_as_float(code == 0 ? 0x400000u : code == 255 ? kNan : code << 23);
 }
 // 2^(127 - code), which values are multiplied by, NaN for 255: the upper 16 bits of the float32, the others are zero.
-__device__ __forceinline__ u32 e8m0_factor(u32 code) { return code == 254 ? 0x40 : code == 255 ? kNan >> 16 : (254 - code) << 7; }
+__device__ __forceinline__ u32 e8m0_factor(u32 code) {
+  return code == 254 ? 0x40 : code == 255 ? kNan >> 16 : (254 - code) << 7;
+}
 
-// E2M1. A magnitude's code is the sum of how many steps of 1/2 it is above 0, of 1 above 2 and of 2 above 4, each rounded,
-// and each at most what its range holds: saturating arithmetic gives that, and the largest code for all above 6.
+// E2M1. A magnitude's code is the sum of how many steps of 1/2 it is above 0, of 1 above 2 and of 2 above 4, each
+// rounded, and each at most what its range holds: saturating arithmetic gives that, and the largest code above 6.
 struct E2M1 {
   // 2^23 + code, so that the code is in the low bits; NaN has code 0.
   template <class Rounding>

@@ -1,8 +1,8 @@
 #pragma once
 #include "device/tile.cuh"
 
-// Each 16 elements down a column of a tile, times diag(s) * H16 / 4 with H16 in Sylvester's order, rounded to bf16: four
-// butterfly stages in float32, of strides 1, 2, 4 within a thread and 8 with the lane that has the other eight rows.
+// Each 16 elements down a column of a tile, times diag(s) * H16 / 4 with H16 in Sylvester's order, rounded to bf16:
+// four butterfly stages in float32, of strides 1, 2, 4 within a thread and 8 with the lane that has the other rows.
 __device__ __forceinline__ void hadamard(const Vec<bf16, kRun> (&row)[kRun], Vec<bf16, kRun> (&out)[kRun]) {
   constexpr u32 kSigns = 0xD7E8;  // bit i is set where s is -1 for element i
   const bool upper = Lattice::lane_down() % 2;

@@ -22,13 +22,14 @@ struct Peaks {
   // Each place by a vector with a value for it.
   __device__ __forceinline__ void take(const Vec<X, 8>& v) {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) word[i] = larger<X>(word[i], magnitudes<X>(reinterpret_cast<const u32*>(v.lane)[i]));
+    for (int i = 0; i < kWords; ++i)
+      word[i] = larger<X>(word[i], magnitudes<X>(reinterpret_cast<const u32*>(v.lane)[i]));
   }
   __device__ __forceinline__ void take(const Peaks& other) {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) word[i] = larger<X>(word[i], other.word[i]);
   }
-  // All places together, in the lowest value of the word (and where there are two in a word, the other half in the other).
+  // All places together: in the word, or, where two values make a word, in its two halves.
   __device__ __forceinline__ u32 folded() const {
     u32 all = word[0];
 #pragma unroll
@@ -90,7 +91,9 @@ struct Peaks {
     }
     return {value(quarter[0], 0), value(quarter[kWords / 4 - 1], kPerWord - 1)};
   }
-  __device__ __forceinline__ float operator[](int place) const { return value(word[place / kPerWord], place % kPerWord); }
+  __device__ __forceinline__ float operator[](int place) const {
+    return value(word[place / kPerWord], place % kPerWord);
+  }
 
   static __device__ __forceinline__ float value(u32 word, int half) {
     if constexpr (kPerWord == 1) return __uint_as_float(word);

@@ -81,7 +81,8 @@ __device__ __forceinline__ u64 fp8_codes(const Floats<kRun>& v, float factor) {
   return fp8_codes<Code>(v, factors);
 }
 
-// The largest of K numbers over the whole grid of a cooperative launch, in every thread, by way of partial[gridDim * K].
+// The largest of each of K numbers over the grid of a cooperative launch, in every thread, by way of
+// partial[gridDim * K].
 template <int K>
 struct GridMax {
   struct Shared { typename BlockMax<K>::Shared before, after; };
@@ -102,7 +103,7 @@ struct GridMax {
   }
 };
 
-// Zeros where a padded array of scales, `blocks` for each of `lines`, holds none. All threads of the grid share the work.
+// Zeros where a padded array of scales, `blocks` for each of `lines`, holds none. By all threads of the grid.
 __device__ __forceinline__ void pad_scales(u8* scales, i64 lines, i64 blocks) {
   const i64 pitch = round_up(blocks, 4), behind = pitch - blocks, below = (round_up(lines, 128) - lines) * pitch;
   const i64 first = i64(blockIdx.x) * kThreads + threadIdx.x, step = i64(gridDim.x) * kThreads;

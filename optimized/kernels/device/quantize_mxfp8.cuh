@@ -43,7 +43,7 @@ struct Mxfp8 {
     if (a.rowwise) encode_rows(tile);
     if (a.columnwise) encode_columns(tile);
   }
-  // The factors of eight places, of which each of four lanes has worked out two; lane k of the four is `first` + k * step.
+  // The factors of eight places, of which each of four lanes, `first` + k * step, has worked out two.
   static __device__ __forceinline__ void gather(u32 low, u32 high, int first, int step, float (&factor)[kRun]) {
     const u32 mine = e8m0_factor(low) | e8m0_factor(high) << 16;
 #pragma unroll

@@ -24,7 +24,7 @@ struct BlockFactors {
   }
 };
 
-// NVFP4: codes of 4 bits, an E4M3 scale for each block of 16, and an amax for the tensor. Columnwise data is transposed.
+// NVFP4: codes of 4 bits, an E4M3 scale for each block of 16, an amax for the tensor. Columnwise data is transposed.
 template <class From, class Rounding, class Blocks>
 struct Nvfp4 {
   using Part = From;
@@ -82,7 +82,9 @@ struct Nvfp4 {
   }
 
   // The scale of a block.
-  __device__ __forceinline__ u32 scale_of(float amax, int k) const { return E4M3::encode_pair(amax * sixth[k], 0.f) & 0xFF; }
+  __device__ __forceinline__ u32 scale_of(float amax, int k) const {
+    return E4M3::encode_pair(amax * sixth[k], 0.f) & 0xFF;
+  }
   // Codes of eight neighbours of a block of the given scale: its first eight or its last, of group 16 elements number
   // `group` of the matrix, or its transpose.
   __device__ __forceinline__ u32 codes(const Floats<kRun>& v, u32 scale, i64 group, bool last, bool columnwise) const {
@@ -98,7 +100,7 @@ struct Nvfp4 {
 #pragma unroll
       for (int i = 0; i < kRun; ++i) code[i] = E2M1::nearest(fabsf(v[i]) * factor);
     }
-    const u32 nan = 0u - (scale + 1 >> 7);  // all bits where the scale is 0x7F; arithmetic, since a branch costs more here
+    const u32 nan = 0u - (scale + 1 >> 7);  // all bits where the scale is 0x7F: a branch would cost more
     return (E2M1::pack(code, v) & ~nan) | (0x77777777u & nan);
   }
 
@@ -172,7 +174,8 @@ struct Nvfp4 {
       const i64 group = (column * a.rows + tile.first_row + Lattice::top()) / kBlock;
       const u32 word = codes(v, scale, group, Lattice::top() % kBlock, true);
       shared.data.turned.put(Lattice::left() + j, Lattice::top() / 2, word);
-      if (Lattice::lane_down() % 2 == 0) shared.data.columnwise.put(Lattice::left() + j, Lattice::top() / kBlock, scale);
+      if (Lattice::lane_down() % 2 == 0)
+        shared.data.columnwise.put(Lattice::left() + j, Lattice::top() / kBlock, scale);
     }
     __syncthreads();
     shared.data.turned.flush(a.columnwise, tile.first_col, a.cols, tile.first_row / 2, a.rows / 2);

@@ -3,8 +3,8 @@
 
 constexpr int kEdge = 128;  // rows and columns of a CTA: what the padding of scales is a multiple of
 
-// The threads of a CTA over a tile: 4 x 2 warps of 32 x 64 elements, as 4 x 8 threads of 8 x 8. So the 32 rows of a block
-// meet in 4 lanes, and its 32 columns too.
+// The threads of a CTA over a tile: 4 x 2 warps of 32 x 64 elements, as 4 x 8 threads of 8 x 8. So the 32 rows of a
+// block meet in 4 lanes, and its 32 columns too.
 struct Lattice {
   static __device__ __forceinline__ int lane_across() { return threadIdx.x % 8; }
   static __device__ __forceinline__ int lane_down() { return threadIdx.x / 8 % 4; }
@@ -62,7 +62,9 @@ struct Turned {
   static constexpr int kChunks = Bytes / 16;
   uint4 chunk[kEdge * kChunks];
 
-  static __device__ __forceinline__ int line_of(int column) { return column & 64 | (column & 7) << 3 | column >> 3 & 7; }
+  static __device__ __forceinline__ int line_of(int column) {
+    return column & 64 | (column & 7) << 3 | column >> 3 & 7;
+  }
   static __device__ __forceinline__ int column_of(int line) { return line_of(line); }
   __device__ __forceinline__ uint4& at(int line, int c) {
     return chunk[line * kChunks + (c ^ line / (8 / kChunks) % kChunks)];
@@ -112,7 +114,9 @@ template <int Blocks>
 struct TileScales {
   u32 word[kEdge][Blocks / 4];
 
-  __device__ __forceinline__ void put(int line, int block, u32 code) { reinterpret_cast<u8*>(word[line])[block] = code; }
+  __device__ __forceinline__ void put(int line, int block, u32 code) {
+    reinterpret_cast<u8*>(word[line])[block] = code;
+  }
   // To the padded array `out`, which has room for whole tiles of lines, and for whole words of `blocks` scales.
   __device__ __forceinline__ void flush(u8* out, i64 first_line, i64 first_block, i64 blocks) {
     const i64 pitch = round_up(blocks, 4);
