@@ -1,9 +1,12 @@
 """Quantizers, inputs and comparisons for tests of quantize and dequantize."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 import torch
 
+from harness.guards import Guarded
+from optimized.launch import allocator
 from reference import quantizers
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 
@@ -140,6 +143,15 @@ def layouts(shape, dtype, device):
         "three dimensions": wide[:, :cols].unflatten(0, (4, -1)),
         "three, transposed": doubled.view(rows, 2, cols).movedim(1, 0),
     }
+
+
+@contextmanager
+def guarded(poison):
+    """Outputs between bands, filled with poison."""
+    guard = Guarded(poison)
+    with allocator(guard.allocate):
+        yield guard
+    assert guard.intact(), "something was written beside an output"
 
 
 def difference(got, want):

@@ -2,17 +2,16 @@
 layout and input, in every run."""
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 import torch
 
-from harness.guards import Guarded, unwritten_bytes
+from harness.guards import unwritten_bytes
 from harness.tests.quantize_cases import (
-    ADVERSARIAL, DTYPES, E4M3, E5M2, Recipe, difference, different, layouts, recipes, values
+    ADVERSARIAL, DTYPES, E4M3, E5M2, Recipe, difference, different, guarded, layouts, recipes, values,
 )
 from optimized import jit
-from optimized.launch import allocator, chip
+from optimized.launch import chip
 from optimized.quantization import dequantize, plan_of, quantize
 from reference import quantization as reference
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
@@ -167,15 +166,6 @@ def test_no_elements(recipe, shape):
         pytest.skip("the quantizer does not take this shape")
     got, want = assert_same(recipe, torch.empty(shape, device=DEVICE, dtype=torch.bfloat16))
     assert dequantize(got, torch.float32).shape == reference.dequantize(want, torch.float32).shape == shape
-
-
-@contextmanager
-def guarded(poison):
-    """Outputs between bands, filled with poison."""
-    guard = Guarded(poison)
-    with allocator(guard.allocate):
-        yield guard
-    assert guard.intact(), "something was written beside an output"
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
