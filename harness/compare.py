@@ -27,20 +27,15 @@ class Change:
     apart: bool
 
 
-def latest(found: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The rows of cases by identity; a later row replaces an earlier one."""
-    return {rows.identity(row): row for row in found if row["kind"] == "case"}
-
-
 def changes(old: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]) -> list[Change]:
     """What both runs measured, in the order of the old one."""
-    before, after = latest(old), latest(new)
+    before, after = _cases(old), _cases(new)
     return [change for key, row in before.items() if key in after and (change := _change(row, after[key]))]
 
 
 def unmatched(old: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]) -> list[str]:
     """What only one run has, or what has another status in the other, a sentence each."""
-    before, after = latest(old), latest(new)
+    before, after = _cases(old), _cases(new)
     said = []
     for key in dict.fromkeys((*before, *after)):
         row = before.get(key) or after[key]
@@ -73,6 +68,11 @@ def show(console: Console, old: list[dict[str, Any]], new: list[dict[str, Any]])
         console.print(line, markup=False)
     if len(said) > SHOWN:
         console.print(f"… and {len(said) - SHOWN} more")
+
+
+def _cases(found: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The rows of cases that stand, by identity."""
+    return {rows.identity(row): row for row in rows.latest(found) if row["kind"] == "case"}
 
 
 def _change(old: dict[str, Any], new: dict[str, Any]) -> Change | None:
