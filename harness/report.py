@@ -58,13 +58,15 @@ def write(run: Path | None, out: Path | None) -> int:
 
 def compose(found: list[dict[str, Any]], runs: list[dict[str, Any]], plots: Path) -> str:
     """The report's Markdown; draws its figures into the folder `plots`."""
+    from harness import plots_quantization
+
     origin = provenance(found, runs)
     grouped = cases(found)
     parts = [f"# {_device(found)}: parity and speed", origin, *_headline(found, grouped, runs)]
     if not found:
         return "\n\n".join([*parts, "This run has no rows: there is nothing to show."]) + "\n"
     on_gpu = any(row["device"] == "cuda" for row in found)
-    parts += _figures(found, grouped, runs, plots, origin, on_gpu)
+    parts += _figures(found, grouped, runs, plots, origin, on_gpu) + plots_quantization.section(grouped, plots, origin)
     parts += _tables(grouped, on_gpu) + _specializations(found) + _failures(found)
     parts += [
         "## Measuring one row again",
@@ -139,19 +141,20 @@ def _figures(found: list, grouped: dict, runs: list, plots: Path, origin: str, o
     from harness import plots as gpu
     from harness import plots_cpu, style
 
+    plain = {name: of for name, of in grouped.items() if next(iter(of.values()))["recipe"] == "none"}
     copy_tbs = next((run["ceilings"]["copy_tbs"] for run in reversed(runs) if run.get("ceilings")), None)
     drawn = (
         {
-            "speedup": lambda: gpu.speedup(grouped),
-            "percent_of_limit": lambda: gpu.percent_of_limit(grouped),
+            "speedup": lambda: gpu.speedup(plain),
+            "percent_of_limit": lambda: gpu.percent_of_limit(plain),
             "time_against_bytes": lambda: gpu.time_against_bytes(grouped, copy_tbs),
-            "error": lambda: gpu.error(grouped),
-            "against_peers": lambda: gpu.against_peers(grouped),
+            "error": lambda: gpu.error(plain),
+            "against_peers": lambda: gpu.against_peers(plain),
         }
         if on_gpu
         else {
             "cpu_time": lambda: plots_cpu.time(grouped),
-            "cpu_error": lambda: plots_cpu.error(grouped),
+            "cpu_error": lambda: plots_cpu.error(plain),
             "kernels": lambda: plots_cpu.kernels(found),
         }
     )
