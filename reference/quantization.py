@@ -2,7 +2,7 @@
 
 A tensor of shape (..., cols) is quantized as the matrix y of rows × cols, rows the product of the leading dimensions,
 in float32 with every quotient correctly rounded. Every max propagates NaN; the max over nothing is 0. Nothing waits for
-the host. Results carry no autograd graph.
+the host. Results carry no autograd graph. A NaN in float32 (an amax, a scale) has no particular sign or payload.
 """
 
 import torch

@@ -22,7 +22,7 @@ moderate = st.one_of(st.just(0.0), magnitudes, magnitudes.map(lambda magnitude: 
 anything = st.floats(width=32)
 fp8 = st.sampled_from(FP8)
 dtypes = st.sampled_from(DTYPES)
-NVFP4 = {"nearest": {}, "square": {"with_2d_quantization": True}, "stochastic": {"stochastic_rounding": True, "seed": 3}}
+NVFP4 = {"nearest": {}, "square": {"with_2d_quantization": True}, "stochastic": {"stochastic_rounding": True}}
 nvfp4 = st.sampled_from(tuple(NVFP4.values())).map(lambda options: NVFP4Quantizer(**options))
 
 

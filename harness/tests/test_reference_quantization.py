@@ -252,6 +252,19 @@ def test_no_graph(make):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("make", QUANTIZERS.values(), ids=QUANTIZERS)
+def test_nothing_waits_for_a_gpu(make):
+    x, quantizer = torch.randn(64, 64, device="cuda", dtype=torch.bfloat16), make(**both)
+    if isinstance(quantizer, Float8Quantizer):
+        quantizer = dataclasses.replace(quantizer, scale=quantizer.scale.cuda(), amax=quantizer.amax.cuda())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        dequantize(quantize(x, quantizer), torch.bfloat16)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("make", QUANTIZERS.values(), ids=QUANTIZERS)
 def test_the_same_on_a_gpu(make, name):
