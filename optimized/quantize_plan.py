@@ -63,11 +63,9 @@ def _ctas(work: Work) -> int:
     family, *policies = work.scheme
     if not work.tiles:
         return 3 if SIZES[work.x] == 4 else 4
-    if SIZES[work.x] == 4 or family == "Mxfp8" or "Transformed" in policies:
+    if SIZES[work.x] == 4 or family == "Mxfp8" or policies[-1] in ("Squares", "Transformed"):
         return 2
-    if family == "Fp8":
-        return 3 if "Delayed" in policies and work.whole else 2
-    return 3
+    return 3 if work.whole or family == "Nvfp4" else 2
 
 
 def _strips(rows: int, cols: int, flat: bool) -> int:

@@ -59,11 +59,12 @@ struct Fp8 {
   }
   __device__ __forceinline__ void encode(const Tile<X, Fill>& tile) {
     u32 low[kRun], high[kRun];  // of row i: codes of columns 0 … 3 and 4 … 7
+    i64 place = tile.place(a);
 #pragma unroll
-    for (int i = 0; i < kRun; ++i) {
+    for (int i = 0; i < kRun; ++i, place += a.cols) {
       const u64 codes = fp8_codes<Code>(tile.values(i), scale);
       low[i] = codes, high[i] = codes >> 32;
-      if (a.rowwise) store_run<Fill>(a.rowwise, tile.place(a, i), codes, tile.in_row(i));
+      if (a.rowwise) store_run<Fill>(a.rowwise, place, codes, tile.in_row(i));
     }
     put_columns(low, 0);
     put_columns(high, 4);

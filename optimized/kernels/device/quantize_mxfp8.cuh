@@ -60,9 +60,10 @@ struct Mxfp8 {
     shared.data.rowwise.put(Lattice::top() + 2 * quarter + 1, Lattice::left() / kBlock, high);
     float factor[kRun];
     gather(low, high, threadIdx.x % kWarp - quarter, 1, factor);
+    i64 place = tile.place(a);
 #pragma unroll
-    for (int i = 0; i < kRun; ++i)
-      store_run<Fill>(a.rowwise, tile.place(a, i), fp8_codes<Code>(tile.values(i), factor[i]), tile.in_row(i));
+    for (int i = 0; i < kRun; ++i, place += a.cols)
+      store_run<Fill>(a.rowwise, place, fp8_codes<Code>(tile.values(i), factor[i]), tile.in_row(i));
     __syncthreads();
     shared.data.rowwise.flush(a.rowwise_scales, tile.first_row, tile.first_col / kBlock, a.cols / kBlock);
     __syncthreads();
@@ -72,12 +73,13 @@ struct Mxfp8 {
     const int quarter = Lattice::lane_down();
     const u32 low = scale_of(amax.x), high = scale_of(amax.y);
     const i64 line = (tile.first_row + Lattice::top()) / kBlock, pitch = round_up(a.cols, kEdge);
-    const i64 place = line * pitch + tile.first_col + Lattice::left() + 2 * quarter;
-    *reinterpret_cast<unsigned short*>(a.columnwise_scales + place) = low | high << 8;
+    const i64 pair = line * pitch + tile.first_col + Lattice::left() + 2 * quarter;
+    *reinterpret_cast<unsigned short*>(a.columnwise_scales + pair) = low | high << 8;
     float factor[kRun];
     gather(low, high, Lattice::lane_across(), 8, factor);
+    i64 place = tile.place(a);
 #pragma unroll
-    for (int i = 0; i < kRun; ++i)
-      store_run<Fill>(a.columnwise, tile.place(a, i), fp8_codes<Code>(tile.values(i), factor), tile.in_row(i));
+    for (int i = 0; i < kRun; ++i, place += a.cols)
+      store_run<Fill>(a.columnwise, place, fp8_codes<Code>(tile.values(i), factor), tile.in_row(i));
   }
 };

@@ -149,10 +149,10 @@ struct Nvfp4 {
   }
   template <class Scale>
   __device__ __forceinline__ void encode_rows(const Tile<X, Fill>& tile, Scale scale_of_row) {
+    i64 place = tile.place(a);
 #pragma unroll
-    for (int i = 0; i < kRun; ++i) {
+    for (int i = 0; i < kRun; ++i, place += a.cols) {
       const u32 scale = scale_of_row(i);
-      const i64 place = tile.place(a, i);
       const u32 word = codes(tile.values(i), scale, place / kBlock, Lattice::left() % kBlock, false);
       if (i < tile.rows) *reinterpret_cast<u32*>(a.rowwise + place / 2) = word;
       if (threadIdx.x % 2 == 0) shared.data.rowwise.put(Lattice::top() + i, Lattice::left() / kBlock, scale);

@@ -36,16 +36,15 @@ struct Tile : Lattice {
     first_row = u32(part) / wide * kEdge, first_col = u32(part) % wide * kEdge;
     columns = min(i64(kRun), max(i64(0), a.cols - first_col - left()));
     rows = columns ? min(i64(kRun), max(i64(0), a.rows - first_row - top())) : 0;
-    const i64 corner = (first_row + top()) * a.pitch + first_col + left();
+    i64 source = (first_row + top()) * a.pitch + first_col + left();
 #pragma unroll
-    for (int i = 0; i < kRun; ++i)
-      row[i] = load_run<X, Fill>(a.x, corner + i * a.pitch, in_row(i), a.aligned);
+    for (int i = 0; i < kRun; ++i, source += a.pitch) row[i] = load_run<X, Fill>(a.x, source, in_row(i), a.aligned);
   }
   // How many elements row i has.
   __device__ __forceinline__ int in_row(int i) const { return i < rows ? (Fill::kWhole ? kRun : columns) : 0; }
-  // Where the run of row i lies in data of the layout of the tensor.
-  __device__ __forceinline__ i64 place(const Quantize& a, int i) const {
-    return (first_row + top() + i) * a.cols + first_col + left();
+  // Where the run of this thread's first row lies in data of the layout of the tensor.
+  __device__ __forceinline__ i64 place(const Quantize& a) const {
+    return (first_row + top()) * a.cols + first_col + left();
   }
   __device__ __forceinline__ void add_to(Peaks<X>& peaks) const {
 #pragma unroll
