@@ -166,14 +166,18 @@ class Gpu:
 
     def _confirm(self, one: Timed) -> None:
         """What was timed is what is right: the graph and the call once more, on values that neither has seen."""
-        subject = one.subject
+        subject, twin = one.subject, IMPLEMENTATIONS[one.subject.name].twin
         if not subject.ok or not IMPLEMENTATIONS[subject.name].checked:
             return
         with subject.guarded(self):
-            reason = confirm.replayed(subject.case, one.inputs[-1], self.device, one.graph.replay, one.results)
+            reason = confirm.replayed(
+                subject.case, one.inputs[-1], self.device, one.graph.replay, one.results, twin=twin
+            )
             if reason:
                 subject.fail("FAIL_PARITY", f"the timed graph, replayed: {reason}")
-            reason = confirm.called(subject.case, one.inputs[0], self.device, lambda _: one.calls[0]())
+            reason = confirm.called(
+                subject.case, one.inputs[0], self.device, lambda _: one.calls[0](), twin=twin
+            )
             if reason:
                 subject.fail("FAIL_PARITY", f"called as it was timed: {reason}")
             reason = confirm.clock(self.device)

@@ -156,7 +156,8 @@ class CaseRun:
         # Adversarial inputs have another shape, for which torch.compile would compile once more.
         adversarial = subject.name != "compiled"
         found = parity.check(
-            self.case, subject.run, self.backend.name, adversarial=adversarial, allocator=allocator
+            self.case, subject.run, self.backend.name, adversarial=adversarial, allocator=allocator,
+            twin=IMPLEMENTATIONS[subject.name].twin,
         )
         subject.fields["parity"] = found.to_dict()
         if not found.ok:

@@ -18,25 +18,26 @@ CLOCK_TOLERANCE = 0.1
 FRESH_SEED = 1_000_003  # of values that neither parity nor timing used
 
 
-def replayed(case: Case, call: Call, device: Any, replay: Callable[[], Any], results: tuple) -> str:
-    """Why `results`, the memory that `replay()` fills, are wrong for other values of `call`; "" if right."""
+def replayed(case: Case, call: Call, device: Any, replay: Callable[[], Any], results: tuple, *, twin=True) -> str:
+    """Why `results`, the memory that `replay()` fills, are wrong for other values of `call`; "" if right. `twin`: see
+    harness.parity.check."""
 
     def run() -> tuple:
         guards.poison(results)
         replay()
         return results
 
-    return _judged(case, call, device, run)
+    return _judged(case, call, device, run, twin)
 
 
-def called(case: Case, call: Call, device: Any, run: Callable[[Call], tuple]) -> str:
+def called(case: Case, call: Call, device: Any, run: Callable[[Call], tuple], *, twin=True) -> str:
     """Why `run(call)` is wrong for other values of `call` when it runs as a cold sample does; "" if right."""
 
     def cold() -> tuple:
         device.flush()
         return run(call)
 
-    return _judged(case, call, device, cold)
+    return _judged(case, call, device, cold, twin)
 
 
 def clock(device: Any) -> str:
@@ -57,7 +58,7 @@ def clock(device: Any) -> str:
     return f"events say {found:.1f} µs of a kernel that counts {counted:.1f} µs"
 
 
-def _judged(case: Case, call: Call, device: Any, run: Callable[[], tuple]) -> str:
+def _judged(case: Case, call: Call, device: Any, run: Callable[[], tuple], twin: bool) -> str:
     device.wait()  # what a function left running elsewhere may write to memory that is free by now
     family = family_of(case.function)
     fresh = family.make(case, call.tensors()[0].device, FRESH_SEED)
@@ -71,4 +72,4 @@ def _judged(case: Case, call: Call, device: Any, run: Callable[[], tuple]) -> st
         device.release()
     device.wait()
     del fresh
-    return parity.after(case, call, copies, before)
+    return parity.after(case, call, copies, before, twin=twin)

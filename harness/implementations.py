@@ -32,13 +32,15 @@ class Implementation:
     """One way to compute, or to be compared with.
 
     `available()` says why it cannot run here, or None; `prepare(case, call)` gives what is timed: a function
-    of a call that returns the results. `checked` is False where there are no results to compare.
+    of a call that returns the results. `checked` is False where there are no results to compare, `twin` where they
+    need not be the reference's to the bit: a compiler may divide and round in its own way.
     """
 
     name: str
     available: Callable[[], str | None]
     prepare: Callable[[Case, Call], Callable[[Call], tuple]]
     checked: bool = True
+    twin: bool = True
 
 
 def _always() -> str | None:
@@ -134,7 +136,7 @@ def _pairs(size: int, device: torch.device) -> int:
 
 IMPLEMENTATIONS = {each.name: each for each in (
     Implementation("reference", _always, _reference),
-    Implementation("compiled", _compiler_missing, _compiled),
+    Implementation("compiled", _compiler_missing, _compiled, twin=False),
     Implementation("optimized", _gpu_missing, _optimized),
     Implementation("copy", _always, _copy, checked=False),
 )}

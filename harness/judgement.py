@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.accuracy import Accuracy, Measure
-from harness.cases import DTYPES, EXACT, Call, Case, Expected, family_of, quantizer_of
+from harness.cases import DTYPES, EXACT, Allowance, Call, Case, Expected, family_of, quantizer_of
 from harness.distortion import Distortions
 from harness.guards import same_bits
 from harness.mismatches import Comparison
@@ -37,16 +37,17 @@ class Judged:
 
 
 def judge(
-    case: Case, call: Call, pairs: dict[str, tuple], count: Callable[[str, Comparison], None]
+    case: Case, call: Call, pairs: dict[str, tuple], count: Callable[[str, Comparison], None],
+    allowance: Allowance | None,
 ) -> Judged:
     """Errors of every output against the oracle. `pairs`: name -> what the function and the reference gave.
 
-    `count` takes what was counted of an output, right or wrong. Raises Wrong with what is wrong with the first output
+    `count` takes what was counted of an output, right or wrong. `allowance`: see Family. Raises Wrong with what is wrong with the first output
     that is not what it should be.
     """
     family = family_of(case.function)
     for name, pair in pairs.items():
-        if comparison := _compared(case, name, *pair):
+        if comparison := _compared(case, name, pair, allowance):
             count(name, comparison)
             if comparison.reason:
                 raise Wrong(comparison.reason)
@@ -64,17 +65,16 @@ def judge(
     return judged
 
 
-def _compared(case: Case, name: str, found: Any, wanted: Any) -> Comparison | None:
+def _compared(case: Case, name: str, pair: tuple, allowance: Allowance | None) -> Comparison | None:
     """An output compared with the reference's, where that is what counts."""
-    family = family_of(case.function)
-    if family.allowance is None:
+    if allowance is None:
         return None
-    comparison = Comparison(name, family.allowance)
+    (found, wanted), comparison = pair, Comparison(name, allowance)
     if isinstance(wanted, QuantizedTensor):
         return comparison.tensors(found, wanted)
-    if name not in family.outputs:
+    if name not in family_of(case.function).outputs:
         return comparison.amax(found, wanted, DTYPES[case.dtype])
-    return comparison.values(found, wanted) if family.allowance == EXACT else None
+    return comparison.values(found, wanted) if allowance == EXACT else None
 
 
 def _measured(case: Case, call: Call, outputs: dict[str, tuple]) -> dict[str, tuple]:

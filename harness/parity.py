@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import reference
-from harness.cases import Call, Case, family_of, with_rows
+from harness.cases import FUSED, Allowance, Call, Case, family_of, with_rows
 from harness.guards import Guarded, Inputs, Restored, refill, same_bits, unwritten_bytes
 from harness.judgement import Judged, Wrong, judge
 from harness.mismatches import Comparison
@@ -62,8 +62,9 @@ class Parity:
 
 @dataclass
 class _Record:
-    """What has been observed so far."""
+    """What is allowed, and what has been observed so far."""
 
+    allowance: Allowance | None
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     flags: dict[str, bool | None] = field(default_factory=lambda: dict.fromkeys(
         ("guards_ok", "fully_written", "inputs_unchanged", "bitwise_repeatable")))
@@ -97,13 +98,17 @@ def _keep_worse(old: dict[str, dict[str, float]], new: dict[str, dict[str, float
         }
 
 
-def check(case: Case, run: Run, device, seeds=SEEDS, adversarial: bool = True, allocator=None) -> Parity:
+def check(case: Case, run: Run, device, seeds=SEEDS, adversarial: bool = True, allocator=None, *,
+          twin: bool = True) -> Parity:
     """Judge `run`, which maps a call of `case` to the function's results.
 
+    A `twin` must give the reference's bytes where the family says so; what is none, and computes the same in its own
+    way, has the allowance of what is fused.
     `allocator` is the context manager that replaces the allocation hook of the package under test, or None
     where the package has none. Exceptions of `run` are the caller's to catch.
     """
-    record, reason, family = _Record(), "", family_of(case.function)
+    reason, family = "", family_of(case.function)
+    record = _Record(_allowance(case, twin))
     try:
         call = family.make(case, device, seeds[0])
         for seed in seeds:
@@ -123,7 +128,7 @@ def check(case: Case, run: Run, device, seeds=SEEDS, adversarial: bool = True, a
                   quantization=record.quantization)
 
 
-def after(case: Case, call: Call, results: Any, before: dict[str, Tensor] | None = None) -> str:
+def after(case: Case, call: Call, results: Any, before: dict[str, Tensor] | None = None, *, twin: bool = True) -> str:
     """Why `results` are wrong for `call`; "" if they are right.
 
     For what a timed path left behind when it was replayed once: poison its outputs with
@@ -137,10 +142,15 @@ def after(case: Case, call: Call, results: Any, before: dict[str, Tensor] | None
     exact = _reference(case, call, Restored(updated))
     try:
         pairs = _together(_names(case, call), (*_tuple(results), *taken), exact)
-        judge(case, call, pairs, lambda name, comparison: None)
+        judge(case, call, pairs, lambda name, comparison: None, _allowance(case, twin))
     except Wrong as wrong:
         return str(wrong)
     return ""
+
+
+def _allowance(case: Case, twin: bool) -> Allowance | None:
+    allowed = family_of(case.function).allowance
+    return allowed if twin or allowed is None else FUSED
 
 
 class _told:
@@ -176,7 +186,7 @@ def _trial(case: Case, call: Call, run: Run, allocator, record: _Record) -> Judg
     for name, one, zero in _pairs(names, ones, zeros):
         same = same_bits(one, zero)
         record.demand("bitwise_repeatable", same, f"{name}: two runs on the same input differ")
-    return judge(case, call, _together(names, ones, exact), record.count)
+    return judge(case, call, _together(names, ones, exact), record.count, record.allowance)
 
 
 def _names(case: Case, call: Call) -> tuple[str | None, ...]:

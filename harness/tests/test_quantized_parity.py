@@ -133,3 +133,17 @@ def test_unknown_values_are_refused():
         call_of(case("mxfp8"), values="dz_nan")
     with pytest.raises(ValueError, match="quantize needs a recipe"):
         call_of(Case("quantize", (32, 32)))
+
+
+def test_what_is_no_twin_has_the_allowance_of_what_is_fused():
+    asked = case("mxfp8", (64, 96))
+
+    def off_by_a_step(call):
+        made = reference.quantize(*call.args)
+        data = made.rowwise_data.clone().view(torch.uint8)
+        data.view(-1)[(data.view(-1) & 0x7F == 0x38).nonzero()[0]] += 1
+        return replace(made, rowwise_data=data.view(made.rowwise_data.dtype))
+
+    assert "1 of 6144 codes differ" in parity.check(asked, off_by_a_step, "cpu", adversarial=False).reason
+    verdict = parity.check(asked, off_by_a_step, "cpu", adversarial=False, twin=False)
+    assert verdict.ok and verdict.counts["output"]["code_mismatches"] == 3

@@ -1,4 +1,5 @@
-"""Every specialization that the sweeps ask for compiles for an H200, keeps to registers, and fits."""
+"""Every specialization of the norms that the sweeps ask for compiles for an H200, keeps to registers, and fits; those
+of quantization, whose tests are their own, are few."""
 
 import re
 import subprocess
@@ -7,20 +8,25 @@ import pytest
 from cuda.pathfinder import find_nvidia_binary_utility
 
 from harness import compile_report
+from harness.cases import NORMS
 from harness.sweeps import sweep
 from optimized import jit
 from optimized.plan import H200, STATIC_SHARED_BYTES, Chip
 
 SM_80 = Chip("sm_80", 108, 166_912)
-MOST = 600
+MOST, MOST_OF_QUANTIZATION = 600, 300
 REGISTERS = 65_536  # of an SM, given to warps in units of 8 a thread
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
 
 
 @pytest.fixture(scope="module")
 def planned():
-    """Request -> its plans, over every case of every sweep."""
-    return plans_by_request(sweep("all"), H200)
+    """Request -> its plans, over every norm of every sweep."""
+    return plans_by_request(norms("all"), H200)
+
+
+def norms(name):
+    return [case for case in sweep(name) if case.function in NORMS]
 
 
 def plans_by_request(cases, chip):
@@ -56,12 +62,18 @@ def test_there_are_not_too_many(planned):
     assert 0 < len(planned) <= MOST
 
 
+@pytest.mark.parametrize("chip", [H200, SM_80], ids=lambda chip: chip.arch)
+def test_quantization_asks_for_few(chip):
+    asked = [case for case in sweep("all") if case.function not in NORMS]
+    assert 0 < len(plans_by_request(asked, chip)) <= MOST_OF_QUANTIZATION
+
+
 def test_all_compile_without_spills(planned):
     assert_compiles(planned, H200)
 
 
 def test_some_compile_without_spills_for_sm_80():
-    cases = [*sweep("smoke"), *sweep("edge")[::20]]
+    cases = [*norms("smoke"), *norms("edge")[::20]]
     assert_compiles(plans_by_request(cases, SM_80), SM_80)
 
 
