@@ -124,8 +124,8 @@ def test_folders_that_are_missing_foreign_or_full_are_refused(tmp_path):
     with pytest.raises(RowsError, match="cannot read"):
         merge(tmp_path / "out", [one, tmp_path / "nowhere"])
     foreign = wrote(tmp_path / "foreign")
-    (foreign / "rows.jsonl").write_text(json.dumps({"schema": 1}) + "\n")
-    with pytest.raises(RowsError, match="schema 1"):
+    (foreign / "rows.jsonl").write_text(json.dumps({"schema": 99}) + "\n")
+    with pytest.raises(RowsError, match="schema 99"):
         merge(tmp_path / "out", [one, foreign])
     with pytest.raises(RowsError, match="holds rows already"):
         merge(one, [one])
