@@ -12,8 +12,8 @@ from harness.cases import values as of
 from harness.cases.base import DTYPES, EXACT, RECIPES, Call, Case, Expected, Work, known
 from reference.quantization import quantize
 
-CHUNK = 1 << 24
-"""Elements of a stretch: its float64 temporaries take about 1 GB."""
+CHUNK = 1 << 23
+"""Elements of a stretch: the float64 temporaries of its distortion take about 1 GB."""
 
 _KINDS = ("zeros", "negative_zeros", "zero_blocks", "subnormals", "constant", "outlier", "largest", "nan", "inf", "ties")
 _POWERS = {"fp8_delayed": ("power_above",), "fp8_current": ("power_below", "power", "power_above"),

@@ -1,6 +1,6 @@
 """Implementations of quantize and dequantize that cheat, over the allocation hook of harness.tests.cheats.
 
-Each is right but for the one thing that its name says. CHEATS maps it to the case that it is tried on and to words of
+Each is right but for the one thing that its name says. CHEATS maps it to the case that it is tried on, and to words of
 the reason that it must be given.
 """
 
@@ -198,7 +198,7 @@ def multiplies_in_bf16(call):
 
 
 CHEATS = {
-    swaps_a_scale_layout: (case("mxfp8", (128, 128)), "rowwise: 148 of 512 scales differ from the reference's"),
+    swaps_a_scale_layout: (case("mxfp8", (128, 128)), "output rowwise: ", "scales differ from the reference's, by up to "),
     forgets_padding: (case("mxfp8"), "output.rowwise_scale_inv: 544 of 1024 bytes were never written"),
     fills_padding_with_ones: (case("mxfp8"), "output rowwise: 256 bytes of the scales' padding are not 0"),
     skips_the_columnwise_tail: (case("fp8_current", orientation="both"),
@@ -207,7 +207,7 @@ CHEATS = {
     rounds_half_away: (case("fp8_current", dtype="bf16"), "codes differ from the reference's, by up to 1 steps"),
     flushes_subnormals: (case("fp8_current"), "(subnormals)"),
     reads_poisoned_padding: (case("mxfp8"), "output.rowwise_data: two runs on the same input differ"),
-    ignores_nan_in_a_block: (case("mxfp8"), "scales differ from the reference's, by up to 135 steps, NaN lost or made"),
+    ignores_nan_in_a_block: (case("mxfp8"), "scales differ from the reference's, by up to ", "steps, NaN lost or made"),
     keeps_the_sign_of_nan: (case("fp8_delayed", layout="strided"), "(nan)"),
     loses_the_sign_of_zero: (case("fp8_delayed"), "codes differ from the reference's, by up to 0 steps"),
     does_not_accumulate_amax: (case("fp8_delayed"), "the reference's [1000.0] (allowed: none) (seed 1)"),
@@ -218,6 +218,6 @@ CHEATS = {
     forgets_the_columns: (case("fp8_current", orientation="both"), " instead of ('Float8Tensor', (96, 160), torch.float32"),
     knows_one_stream_of_bits: (case("nvfp4", stochastic_rounding=True), "output rowwise: "),
     returns_its_own_memory: (case("nvfp4"), "output.rowwise_data: not allocated through the hook"),
-    reads_padding_as_scales: (case("mxfp8", function="dequantize"), "output: 3072 of 15360 values differ"),
-    multiplies_in_bf16: (case("fp8_delayed", function="dequantize"), "output: 15360 of 15360 values differ"),
+    reads_padding_as_scales: (case("mxfp8", function="dequantize"), "of 15360 values differ from the reference's"),
+    multiplies_in_bf16: (case("fp8_delayed", function="dequantize"), "of 15360 values differ from the reference's"),
 }

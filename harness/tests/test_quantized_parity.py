@@ -6,13 +6,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+import optimized
 import reference
 from harness import parity
-from harness.cases import Case, family_of
+from harness.cases import Case, family_of, quantization
 from harness.guards import poison
 from harness.rotation import duplicate
+from harness.sweeps import edge, smoke
 from harness.tests import cheats, quantized_cheats
 from harness.tests.quantized_cheats import CHEATS, case, honest, honest_back
+from optimized.launch import allocator
 
 RECIPES = ("fp8_delayed", "fp8_current", "mxfp8", "nvfp4")
 
@@ -47,12 +50,23 @@ def test_an_honest_way_back_passes(recipe):
     assert verdict.counts["output"]["value_mismatches"] == 0 < verdict.counts["output"]["values"]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.__name__)
-def test_a_cheat_fails_for_its_own_reason(cheat):
-    asked, words = CHEATS[cheat]
-    verdict = parity.check(asked, cheat, "cpu", allocator=cheats.allocator)
+def test_a_cheat_fails_for_its_own_reason(cheat, device):
+    asked, *words = CHEATS[cheat]
+    verdict = parity.check(asked, cheat, device, allocator=cheats.allocator)
     assert not verdict.ok
-    assert words in verdict.reason
+    assert all(each in verdict.reason for each in words), verdict.reason
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("asked", [each for each in (*smoke(), *edge()) if each.recipe != "none"], ids=lambda asked: asked.name)
+def test_the_kernels_give_every_byte_of_the_reference(asked):
+    function = getattr(optimized, asked.function)
+    verdict = parity.check(asked, lambda call: function(*call.args, **call.kwargs), "cuda", allocator=allocator)
+    assert verdict.ok, verdict.reason
+    assert verdict.fully_written or not verdict.counts["output"].get("codes", verdict.counts["output"].get("values"))
+    assert verdict.guards_ok and verdict.inputs_unchanged and verdict.bitwise_repeatable
 
 
 def test_counts_are_kept_of_what_fails():
@@ -147,3 +161,28 @@ def test_what_is_no_twin_has_the_allowance_of_what_is_fused():
     assert "1 of 6144 codes differ" in parity.check(asked, off_by_a_step, "cpu", adversarial=False).reason
     verdict = parity.check(asked, off_by_a_step, "cpu", adversarial=False, twin=False)
     assert verdict.ok and verdict.counts["output"]["code_mismatches"] == 3
+
+
+@pytest.mark.parametrize("asked", [
+    case("fp8_current", (70, 50), orientation="both"), case("mxfp8", orientation="both"),
+    case("nvfp4", dtype="bf16", orientation="both", with_rht=True), case("nvfp4", function="dequantize", orientation="columnwise"),
+    case("mxfp8", function="dequantize", orientation="columnwise"), case("fp8_delayed", (70, 50), function="dequantize"),
+], ids=lambda asked: asked.name)
+def test_stretches_of_rows_make_no_difference(asked, monkeypatch):
+    def verdict():
+        return parity.check(asked, lambda call: getattr(reference, asked.function)(*call.args), "cpu", adversarial=False)
+
+    whole = verdict()
+    monkeypatch.setattr(quantization, "CHUNK", 500)
+    call = call_of(asked)
+    assert len(list(family_of(asked.function).expected(call))) == 3
+    parts = verdict()
+    assert whole.ok and parts.ok
+    assert parts.errors["output"] == pytest.approx(whole.errors["output"])
+    for name, side in whole.quantization.get("output", {}).items():
+        assert parts.quantization["output"][name] == pytest.approx(side, rel=1e-4)
+
+
+def test_stretches_hold_whole_blocks_and_about_a_chunk():
+    assert [each.stop - each.start for each in quantization.stretches(1000, 1 << 18)] == [32] * 31 + [8]
+    assert list(quantization.stretches(0, 64)) == [slice(0, 0)]
