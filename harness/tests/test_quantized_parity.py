@@ -8,7 +8,7 @@ import torch
 
 import optimized
 import reference
-from harness import parity
+from harness import confirm, parity
 from harness.cases import Case, family_of, quantization
 from harness.guards import poison
 from harness.rotation import duplicate
@@ -186,3 +186,32 @@ def test_stretches_of_rows_make_no_difference(asked, monkeypatch):
 def test_stretches_hold_whole_blocks_and_about_a_chunk():
     assert [each.stop - each.start for each in quantization.stretches(1000, 1 << 18)] == [32] * 31 + [8]
     assert list(quantization.stretches(0, 64)) == [slice(0, 0)]
+
+
+class Still:
+    """A device on which everything has happened when it was issued."""
+
+    def __getattr__(self, name):
+        return lambda *args: None
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_graph_that_was_timed_is_confirmed_with_its_state(recipe):
+    asked = case(recipe, orientation="both")
+    call = call_of(asked)
+    made = results(asked, call)
+
+    def replay():
+        for name, tensor in results(asked, call).tensors().items():
+            made.tensors()[name].copy_(tensor)
+
+    assert confirm.replayed(asked, call, Still(), replay, made) == ""
+    assert confirm.called(asked, call, Still(), lambda call: results(asked, call)) == ""
+    assert confirm.replayed(asked, call, Still(), lambda: None, made).startswith("output rowwise")
+
+
+def test_a_timed_call_that_forgets_amax_is_seen():
+    asked = case("fp8_delayed")
+    call = call_of(asked)
+    reason = confirm.called(asked, call, Still(), quantized_cheats.leaves_amax_as_it_was)
+    assert "amax is [0.5], the reference's" in reason
