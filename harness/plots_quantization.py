@@ -166,9 +166,8 @@ def _over_copy(row: dict[str, Any], copy: dict[str, Any]) -> tuple[float, float]
 
 
 def _label(name: str) -> str:
-    """A case's name, its options without what goes without saying."""
-    words = name.removesuffix(" orientation=rowwise").replace("orientation=", "").replace("=True", "")
-    return words.replace("_quantization", "").replace("with_", "")
+    """A case's name, its options as words."""
+    return name.replace("orientation=", "").replace("=True", "").replace("_quantization", "").replace("with_", "")
 
 
 def _times(row: dict[str, Any], copy: dict[str, Any] | None) -> str:

@@ -71,7 +71,7 @@ FIELDS = {
     "flops": "of the formula",
     "audit": "{read_bytes, written_bytes} counted from the tensors that went in and came out",
     "percent_of_limit": "of what the measured ceilings allow, by graph time",
-    "parity": "errors against the float64 oracle, and the checks",
+    "parity": "errors against the float64 oracle, counts of codes and scales, what quantization lost, and the checks",
     "kernel": "plan and binary of the kernel",
     "gpu": "name of the GPU, or null",
     "gpu_state": "{sm_mhz, memory_mhz, power_w, temperature_c, reasons} while the case ran, each null where "
