@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from harness.accuracy import Accuracy, Measure
 from harness.cases import DTYPES, EXACT, Allowance, Call, Case, Expected, family_of, quantizer_of
@@ -42,8 +41,8 @@ def judge(
 ) -> Judged:
     """Errors of every output against the oracle. `pairs`: name -> what the function and the reference gave.
 
-    `count` takes what was counted of an output, right or wrong. `allowance`: see Family. Raises Wrong with what is wrong with the first output
-    that is not what it should be.
+    `count` takes what was counted of an output, right or wrong. `allowance`: see Family. Raises Wrong with what is wrong
+    with the first output that is not what it should be.
     """
     family = family_of(case.function)
     for name, pair in pairs.items():

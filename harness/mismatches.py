@@ -139,4 +139,6 @@ def _largest(counts: Tensor) -> int:
 
 
 def _told(allowance: Allowance) -> str:
-    return "none" if allowance == EXACT else f"one step in {allowance.codes:.1%} of codes, {allowance.scales:.1%} of scales"
+    if allowance == EXACT:
+        return "none"
+    return f"one step in {allowance.codes:.1%} of codes, {allowance.scales:.1%} of scales"

@@ -43,7 +43,7 @@ def section(cases: Cases, plots: Path, origin: str) -> list[str]:
 
 
 def table(cases: Cases) -> list[str]:
-    """The lines of a Markdown table: time, and what quantization lost, of optimized where it ran, else of the reference.
+    """The lines of a Markdown table: time, and what quantization lost, of optimized where it ran, else of reference.
 
     × copy: time over that of a copy of the useful bytes, and, in brackets, of the bytes that cross the memory's pins,
     the input counted twice where it must be read twice. max, rms: error in units of a row's largest value. differing:

@@ -15,7 +15,9 @@ from reference.quantization import quantize
 CHUNK = 1 << 23
 """Elements of a stretch: the float64 temporaries of its distortion take about 1 GB."""
 
-_KINDS = ("zeros", "negative_zeros", "zero_blocks", "subnormals", "constant", "outlier", "largest", "nan", "inf", "ties")
+_KINDS = (
+    "zeros", "negative_zeros", "zero_blocks", "subnormals", "constant", "outlier", "largest", "nan", "inf", "ties"
+)
 _POWERS = {"fp8_delayed": ("power_above",), "fp8_current": ("power_below", "power", "power_above"),
            "mxfp8": ("powers",), "nvfp4": ("powers", "power_below", "power_above")}
 _CODES = ("codes", "largest_scale", "smallest_scale", "nan_scale")
@@ -195,7 +197,8 @@ def _spoil(tensor, kind: str, source: torch.Generator) -> None:
         return
     for name, held in tensor.tensors().items():
         if name == "scale_inv" or name.endswith("amax"):
-            held.fill_({"largest_scale": _FLT_MAX / 4, "smallest_scale": 2.0**-130, "nan_scale": math.nan}.get(kind, 1.5))
+            extremes = {"largest_scale": _FLT_MAX / 4, "smallest_scale": 2.0**-130, "nan_scale": math.nan}
+            held.fill_(extremes.get(kind, 1.5))
         else:
             drawn = torch.randint(256, held.shape, dtype=torch.uint8, device=held.device, generator=source)
             ends = {"largest_scale": 254, "smallest_scale": 0}

@@ -1,7 +1,6 @@
 """What a case's recipe stands for: the quantizer, the shapes that it takes, and the bytes that it gives."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -109,12 +108,6 @@ def stored_bytes(case: Case) -> int:
 def seen_twice(case: Case) -> bool:
     """Whether an amax of the whole tensor must be known before its first element can be cast."""
     return case.recipe in ("fp8_current", "nvfp4")
-
-
-def one_side(case: Case, orientation: str) -> Case:
-    """The same case with one orientation."""
-    return replace(case, options=(*(pair for pair in case.options if pair[0] != "orientation"),
-                                  ("orientation", orientation)))
 
 
 def _state(dtype, device, source, seed: int, state: str) -> tuple[Tensor, Tensor]:

@@ -102,7 +102,8 @@ def spoil_blocks(matrix: Tensor, kind: str) -> None:
     is larger than that neighbour of a power of two.
     """
     limits, (rows, cols) = torch.finfo(matrix.dtype), matrix.shape
-    tile = torch.arange(rows, device=matrix.device)[:, None] // TILE * 7 + torch.arange(cols, device=matrix.device) // TILE
+    down, along = (torch.arange(size, device=matrix.device) // TILE for size in (rows, cols))
+    tile = 7 * down[:, None] + along
     corner = torch.zeros_like(tile, dtype=torch.bool)
     corner[::TILE, ::TILE] = True
     if kind in ("zeros", "negative_zeros"):

@@ -198,7 +198,7 @@ def multiplies_in_bf16(call):
 
 
 CHEATS = {
-    swaps_a_scale_layout: (case("mxfp8", (128, 128)), "output rowwise: ", "scales differ from the reference's, by up to "),
+    swaps_a_scale_layout: (case("mxfp8", (128, 128)), "output rowwise: ", "scales differ from the reference's"),
     forgets_padding: (case("mxfp8"), "output.rowwise_scale_inv: 544 of 1024 bytes were never written"),
     fills_padding_with_ones: (case("mxfp8"), "output rowwise: 256 bytes of the scales' padding are not 0"),
     skips_the_columnwise_tail: (case("fp8_current", orientation="both"),
@@ -215,7 +215,7 @@ CHEATS = {
     changes_its_scale: (case("fp8_delayed"), "an input was changed"),
     writes_beside_amax: (case("fp8_delayed"), "an input was changed"),
     quantizes_columns_from_rows: (case("mxfp8", orientation="both"), "output columnwise: "),
-    forgets_the_columns: (case("fp8_current", orientation="both"), " instead of ('Float8Tensor', (96, 160), torch.float32"),
+    forgets_the_columns: (case("fp8_current", orientation="both"), " instead of ('Float8Tensor', (96, 160), "),
     knows_one_stream_of_bits: (case("nvfp4", stochastic_rounding=True), "output rowwise: "),
     returns_its_own_memory: (case("nvfp4"), "output.rowwise_data: not allocated through the hook"),
     reads_padding_as_scales: (case("mxfp8", function="dequantize"), "of 15360 values differ from the reference's"),

@@ -167,9 +167,10 @@ def test_values_of_quantization_are_what_their_names_say(case):
     assert 0 < x("subnormals").abs().max() < torch.finfo(torch.float32).tiny
     assert len(x("constant").unique()) == 1 and x("outlier").abs().max() == 1e15
     assert x("largest").abs().unique().tolist() == [torch.finfo(torch.float32).max]
-    assert x("nan").isnan().sum() == x("inf").isinf().sum() == 2 and x("inf").isposinf().any() and x("inf").isneginf().any()
-    assert x("power").abs().max() == 32 and x("power_below").abs().max() == torch.tensor(32.0).nextafter(torch.tensor(0.0))
-    assert x("power_above").abs().max() == torch.tensor(32.0).nextafter(torch.tensor(64.0))
+    assert x("nan").isnan().sum() == x("inf").isinf().sum() == 2
+    assert x("inf").isposinf().any() and x("inf").isneginf().any()
+    power, below, above = (x(kind).abs().max() for kind in ("power", "power_below", "power_above"))
+    assert power == 32 and below == power.nextafter(torch.zeros(())) and above == power.nextafter(2 * power)
 
 
 def test_powers_cover_exponents_and_their_neighbours():
@@ -246,7 +247,8 @@ def test_a_second_pass_counts_where_the_input_outgrows_the_cache():
     (Case("quantize", (32, 32)), "quantize needs a recipe, one of fp8_delayed, fp8_current, mxfp8, nvfp4"),
     (Case("quantize", (32, 32), recipe="nvfp4", options=(("format", "e5m2"),)), "recipe nvfp4 has no option format"),
     (Case("quantize", (32, 32), "fp32", "nvfp4", (("with_rht", True),)), "with_rht needs bf16"),
-    (Case("quantize", (32, 32), recipe="nvfp4", options=(("with_rht", True), ("with_2d_quantization", True))), "excludes"),
+    (Case("quantize", (32, 32), recipe="nvfp4", options=(("with_rht", True), ("with_2d_quantization", True))),
+     "with_2d_quantization excludes"),
     (Case("dequantize", (32, 32), recipe="mxfp8", options=(("orientation", "both"),)), "no option orientation=both"),
     (Case("dequantize", (32, 32), recipe="mxfp8", options=(("layout", "offset"),)), "no option layout"),
     (Case("rmsnorm_fwd", (32, 32), recipe="mxfp8"), "rmsnorm_fwd takes no recipe but none"),

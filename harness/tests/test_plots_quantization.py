@@ -10,7 +10,8 @@ from harness.table import cases
 from harness.tests import synthetic
 
 PARITY = {
-    "ok": True, "reason": "", "errors": {"output": {"max": 0.06, "rms": 0.01, "reference_max": 0.06, "reference_rms": 0.01}},
+    "ok": True, "reason": "",
+    "errors": {"output": {"max": 0.06, "rms": 0.01, "reference_max": 0.06, "reference_rms": 0.01}},
     "counts": {"output": {"codes": 8, "code_mismatches": 1, "scales": 4, "scale_mismatches": 2, "padding": 3},
                "amax": {"amax_mismatches": 4}},
     "quantization": {"output": {"rowwise": {"max": 0.06, "rms": 0.01, "snr_db": 31.5, "flushed": 0.0},
@@ -39,7 +40,8 @@ def test_figures_are_drawn(drawn, name):
 
 def test_the_table_has_time_loss_and_mismatches(drawn):
     _, text = drawn
-    line = next(line for line in text.splitlines() if line.startswith("| quantize 8192x4096 bf16 mxfp8 orientation=both |"))
+    name = "quantize 8192x4096 bf16 mxfp8 orientation=both"
+    line = next(line for line in text.splitlines() if line.startswith(f"| {name} |"))
     cells = [cell.strip() for cell in line.split("|")[1:-1]]
     assert cells[1] == "optimized" and cells[4:] == ["30.5", "0.060", "0.0200", "1.50%", "10", "OK"]
     assert float(cells[3]) > 0.9
