@@ -119,9 +119,13 @@ def _work(input: Tensor, quantizer) -> plans.Work:
     rows, cols = _matrix(input.shape)
     scheme, block = _scheme(quantizer)
     flat = rows < 2 or (_pitch(input) == cols and (block is None or cols // block % 4 == 0))
-    tiles = quantizer.columnwise or scheme[-1] == "Squares"
-    work = plans.Work(scheme, TYPES[str(input.dtype).removeprefix("torch.")], rows, cols, tiles, flat=flat)
-    runs = rows * cols if flat and not tiles else cols
+    columns = quantizer.columnwise or scheme[-1] == "Squares"
+    x = TYPES[str(input.dtype).removeprefix("torch.")]
+    work = plans.Work(scheme, x, rows, cols, tiles=True, columns=columns, flat=flat)
+    tiled = replace(work, whole=cols % 8 == 0 and _on_16_bytes(input, work))
+    if columns or (tiled.whole and plans.fills_tiles(rows, cols)):
+        return tiled
+    work, runs = replace(work, tiles=False), rows * cols if flat else cols
     return replace(work, whole=runs % 8 == 0 and _on_16_bytes(input, work))
 
 

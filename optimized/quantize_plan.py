@@ -14,7 +14,8 @@ class Work:
     """What is done with x: `scheme` is the family of the kernels' work types with its policies behind the part of x,
     e.g. ("Fp8", "E4M3", "Delayed").
 
-    `tiles`: by tiles of 128×128, which columns need, rather than by strips along the rows. `whole`: every run of eight
+    `tiles`: by tiles of 128×128, which `columns` need and which keep more bytes on their way, rather than by strips along
+    the rows. `whole`: every run of eight
     columns is whole and begins at a multiple of 16 bytes. `flat`: rows and their scales follow one another without a
     gap.
     """
@@ -24,6 +25,7 @@ class Work:
     rows: int
     cols: int
     tiles: bool
+    columns: bool = False
     whole: bool = True
     flat: bool = False
 
@@ -35,7 +37,7 @@ class Work:
 
 def quantize(work: Work, chip: Chip) -> Plan:
     """The plan of quantize: CTAs come and go, a part of x each, but where all have to be there at once."""
-    variant = "Tile" if work.tiles else "Strip"
+    variant = ("Tile" if work.columns else "RowTile") if work.tiles else "Strip"
     part = f"{variant}<{work.x}, {'Whole' if work.whole else 'Ragged'}>"
     family, *policies = work.scheme
     ctas = _ctas(work)
@@ -58,12 +60,21 @@ def dequantize(layout: str, y: str, shape: tuple[int, int], chip: Chip, flat: bo
                 programmatic=chip.is_hopper_or_later)
 
 
+def fills_tiles(rows: int, cols: int) -> bool:
+    """Whether tiles are to nine tenths what a matrix is made of, so that rowwise data too is quicker by tiles."""
+    return rows * cols >= 0.9 * TILE * TILE * _tiles(rows, cols)
+
+
 def _ctas(work: Work) -> int:
     """CTAs that an SM holds: as many as registers allow without spills. Checked by compiling."""
     family, *policies = work.scheme
     if not work.tiles:
         return 3 if SIZES[work.x] == 4 else 4
-    if SIZES[work.x] == 4 or family == "Mxfp8" or policies[-1] in ("Squares", "Transformed"):
+    if SIZES[work.x] == 4 or policies[-1] in ("Squares", "Transformed"):
+        return 2
+    if not work.columns:
+        return 3
+    if family == "Mxfp8":
         return 2
     return 3 if work.whole or family == "Nvfp4" else 2
 

@@ -133,7 +133,8 @@ def test_every_value_by_every_scale(code):
     recipe = Recipe(Float8Quantizer, (("dtype", code),), True, True)
     for exponent in (-140, -126, -60, -9, -1, 0, 1, 7, 30, 100, 127):
         for mantissa in (1.0, 1.5, 1.9999999):
-            ours, theirs = (recipe.make(DEVICE, scale=mantissa * 2.0**exponent) for _ in range(2))
+            scale = min(mantissa * 2.0**exponent, torch.finfo(torch.float32).max)
+            ours, theirs = (recipe.make(DEVICE, scale=scale) for _ in range(2))
             assert difference(quantize(x, ours), reference.quantize(x, theirs)) == ""
 
 

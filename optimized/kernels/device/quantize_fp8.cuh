@@ -22,7 +22,7 @@ struct Fp8 {
   struct Bytes { Turned<kEdge> turned; };
   struct Shared {
     typename GridMax<1>::Shared most;
-    typename Either<Part::kTile, Bytes, Empty>::type data;
+    typename Either<Part::kColumns, Bytes, Empty>::type data;
   };
 
   const Quantize& a;
@@ -66,11 +66,13 @@ struct Fp8 {
       low[i] = codes, high[i] = codes >> 32;
       if (a.rowwise) store_run<Fill>(a.rowwise, place, codes, tile.in_row(i));
     }
-    put_columns(low, 0);
-    put_columns(high, 4);
-    __syncthreads();
-    shared.data.turned.flush(a.columnwise, tile.first_col, a.cols, tile.first_row, a.rows);
-    __syncthreads();
+    if constexpr (Part::kColumns) {
+      put_columns(low, 0);
+      put_columns(high, 4);
+      __syncthreads();
+      shared.data.turned.flush(a.columnwise, tile.first_col, a.cols, tile.first_row, a.rows);
+      __syncthreads();
+    }
   }
   __device__ __forceinline__ void put_columns(const u32 (&row)[kRun], int first) {
     u32 upper[4], lower[4];

@@ -40,8 +40,9 @@ struct Mxfp8 {
     }
   }
   __device__ __forceinline__ void encode(const Tile<X, Fill>& tile) {
-    if (a.rowwise) encode_rows(tile);
-    if (a.columnwise) encode_columns(tile);
+    if (!Part::kColumns || a.rowwise) encode_rows(tile);
+    if constexpr (Part::kColumns)
+      if (a.columnwise) encode_columns(tile);
   }
   // The factors of eight places, of which each of four lanes, `first` + k * step, has worked out two.
   static __device__ __forceinline__ void gather(u32 low, u32 high, int first, int step, float (&factor)[kRun]) {

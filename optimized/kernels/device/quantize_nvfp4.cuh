@@ -130,12 +130,12 @@ struct Nvfp4 {
       if (a.rowwise) encode_rows(tile, [&](int) { return scale; });
       if (a.columnwise) encode_columns(tile, tile.row, [&](int) { return scale; });
     } else {
-      if (a.rowwise) {
+      if (!Part::kColumns || a.rowwise) {
         Peaks<X> own = Peaks<X>::of_rows(tile.row);
         own.exchange(1);
         encode_rows(tile, [&](int i) { return scale_of(own[i], 0); });
       }
-      if (!a.columnwise) return;
+      if (!Part::kColumns || !a.columnwise) return;
       Vec<X, kRun> turned[kRun];
       if constexpr (kTransformed) hadamard(tile.row, turned);
       const auto& row = [&]() -> const Vec<X, kRun>(&)[kRun] {

@@ -15,12 +15,12 @@ struct Lattice {
   static __device__ __forceinline__ int left() { return warp_across() * 64 + lane_across() * kRun; }
 };
 
-// 128 x 128 elements in registers: for what needs columns.
+// 128 x 128 elements in registers.
 template <class X, class Fill>
 struct Tile : Lattice {
   using type = X;
   using fill = Fill;
-  static constexpr bool kTile = true;
+  static constexpr bool kTile = true, kColumns = true;
 
   Vec<X, kRun> row[kRun];
   i64 first_row = 0, first_col = 0;  // of the CTA
@@ -51,6 +51,12 @@ struct Tile : Lattice {
     for (int i = 0; i < kRun; ++i) peaks.take(row[i]);
   }
   __device__ __forceinline__ Floats<kRun> values(int i) const { return widen(row[i]); }
+};
+
+// The same where no columnwise data is asked for.
+template <class X, class Fill>
+struct RowTile : Tile<X, Fill> {
+  static constexpr bool kColumns = false;
 };
 
 // The transpose of a tile in shared memory: `Bytes` for each of 128 columns, in chunks of 16. The 8 neighbouring
