@@ -26,7 +26,9 @@ from harness.quantized import flattened
 from reference.tensors import QuantizedTensor
 
 SEEDS = (0, 1, 2)
-ADVERSARIAL_ROWS = 33
+ADVERSARIAL_ROWS, WHOLE_ROWS = 33, 128
+"""Rows of a trial of adversarial values: no multiple of any tile; a whole tile, which quantization may treat apart,
+where a case is made of them."""
 
 Run = Callable[[Call], tuple]
 
@@ -116,7 +118,8 @@ def check(case: Case, run: Run, device, seeds=SEEDS, adversarial: bool = True, a
             with _told(f"seed {seed}"):
                 record.worst(_trial(case, call, run, allocator, record))
             record.seeds += 1
-        small = with_rows(case, ADVERSARIAL_ROWS)
+        whole = case.recipe != "none" and case.rows and case.rows % WHOLE_ROWS == 0
+        small = with_rows(case, WHOLE_ROWS if whole else ADVERSARIAL_ROWS)
         for kind in family.adversarial(small) if adversarial else ():
             with _told(kind):
                 _trial(small, family.make(small, device, seeds[0], kind), run, allocator, record)

@@ -20,7 +20,7 @@ _KINDS = (
 )
 _POWERS = {"fp8_delayed": ("power_above",), "fp8_current": ("power_below", "power", "power_above"),
            "mxfp8": ("powers",), "nvfp4": ("powers", "power_below", "power_above")}
-_CODES = ("codes", "largest_scale", "smallest_scale", "nan_scale")
+_CODES = ("codes", "largest_scale", "smallest_scale", "nan_scale", "zero_scale", "infinite_scale")
 _FLT_MAX = torch.finfo(torch.float32).max
 
 
@@ -66,18 +66,19 @@ class Quantize(_Quantization):
             raise ValueError(f"with_2d_quantization excludes with_rht and stochastic_rounding")
 
     def adversarial(self, case: Case) -> tuple[str, ...]:
-        """Kinds of values for the input, and of state for delayed scaling; none where there are no elements."""
+        """Kinds of values for the input, and of state for its quantizer; none where there are no elements."""
         if not math.prod(case.shape):
             return ()
-        return _KINDS + _POWERS[case.recipe] + (recipes.STATES if case.recipe == "fp8_delayed" else ())
+        return _KINDS + _POWERS[case.recipe] + recipes.STATES.get(case.recipe, ())
 
     def make(self, case: Case, device, seed: int, values: str = "normal") -> Call:
         """Input and quantizer of `case` on `device` from `seed`; `values` may be a kind of adversarial input or
         state."""
         self.check(case)
-        known("kind of values", values, ("normal", *_KINDS, *sum(_POWERS.values(), ()), *recipes.STATES))
+        states = recipes.STATES.get(case.recipe, ())
+        known("kind of values", values, ("normal", *_KINDS, *sum(_POWERS.values(), ()), *states))
         source = of.generator(device, seed)
-        kind, state = ("normal", values) if values in recipes.STATES else (values, values)
+        kind, state = ("normal", values) if values in states else (values, values)
         x = self._drawn(case, device, source, kind)
         return Call((x, recipes.quantizer(case, device, source, seed, state)), {})
 
@@ -125,7 +126,7 @@ class Dequantize(_Quantization):
                 raise ValueError(f"dequantize has no option {name}={value}")
 
     def adversarial(self, case: Case) -> tuple[str, ...]:
-        """codes: any data and scales; the largest and the smallest scale; a scale, or an amax, that is NaN."""
+        """codes: any data and scales; the largest and the smallest scale; a scale, or an amax, of NaN, 0 or Inf."""
         return _CODES if math.prod(case.shape) else ()
 
     def make(self, case: Case, device, seed: int, values: str = "normal") -> Call:
@@ -192,12 +193,13 @@ def _largest(rows: Tensor) -> Tensor:
 
 
 def _spoil(tensor, kind: str, source: torch.Generator) -> None:
-    """Other bytes in a quantized tensor: any data, with any scales or with extreme ones."""
+    """Other bytes in a quantized tensor: any data, with any scales or with extreme ones (MXFP8 has no 0, no Inf)."""
     if kind == "normal":
         return
     for name, held in tensor.tensors().items():
         if name == "scale_inv" or name.endswith("amax"):
-            extremes = {"largest_scale": _FLT_MAX / 4, "smallest_scale": 2.0**-130, "nan_scale": math.nan}
+            extremes = {"largest_scale": _FLT_MAX / 4, "smallest_scale": 2.0**-130, "nan_scale": math.nan,
+                        "zero_scale": 0.0, "infinite_scale": math.inf}
             held.fill_(extremes.get(kind, 1.5))
         else:
             drawn = torch.randint(256, held.shape, dtype=torch.uint8, device=held.device, generator=source)

@@ -22,10 +22,11 @@ OPTIONS = {
 }
 """Recipe -> the options of a case that describe its quantizer."""
 
-STATES = ("largest_scale", "subnormal_scale", "nan_amax")
-"""Kinds of adversarial state of delayed scaling."""
+STATES = {"fp8_delayed": ("largest_scale", "subnormal_scale", "nan_amax"), "fp8_current": ("raised_amax",)}
+"""Recipe -> the kinds of its quantizer's adversarial state. raised_amax: by an epsilon beyond all values."""
 
 _TYPICAL = 64.0  # a typical amax: beyond it some of the outliers saturate
+_EPSILON = 1000.0
 _RANDOM = 0x5EED_0123_4567_89AB  # the seed of stochastic rounding: both words count
 _OFFSET = 1 << 33
 
@@ -61,7 +62,7 @@ def quantizer(case: Case, device, source: torch.Generator | None, seed: int, sta
     """The quantizer of the case. That of delayed scaling has scale and amax in one buffer, between values that are
     NaN, and, for one seed in four, an amax that is larger than any that comes.
 
-    `state` is "normal", one of STATES, or "ties", where a scale of 1 keeps values half-way between codes.
+    `state` is "normal", one of the recipe's STATES, or "ties", where a scale of 1 keeps values half-way between codes.
     """
     asked = {name: name in orientations(case) for name in ("rowwise", "columnwise")}
     if "format" in OPTIONS[case.recipe]:
@@ -70,7 +71,8 @@ def quantizer(case: Case, device, source: torch.Generator | None, seed: int, sta
     if case.recipe == "fp8_delayed":
         return quantizers.Float8Quantizer(*_state(asked["dtype"], device, source, seed, state), **asked)
     if case.recipe == "fp8_current":
-        return quantizers.Float8CurrentScalingQuantizer(**asked, **flags)
+        epsilon = _EPSILON if state == "raised_amax" else 0.0
+        return quantizers.Float8CurrentScalingQuantizer(**asked, **flags, amax_epsilon=epsilon)
     if case.recipe == "mxfp8":
         return quantizers.MXFP8Quantizer(**asked)
     return quantizers.NVFP4Quantizer(seed=(_RANDOM + seed) % 2**64, offset=_OFFSET + 3, **asked, **flags)

@@ -95,17 +95,15 @@ def spoil_blocks(matrix: Tensor, kind: str) -> None:
     """Make a matrix (rows, cols) adversarial to quantization, in place.
 
     zeros, negative_zeros: all of it; zero_blocks: one tile in three, with zeros of both signs, so that blocks of
-    either orientation are all zero; subnormals: all below the dtype's smallest normal number; constant; outlier: one
-    element that outweighs all others; largest: all ± the largest finite value; nan, inf: in one tile in three, one
-    element, infinities of both signs; powers: magnitudes of a tile all the same, a power of two, its neighbour below
+    either orientation are all zero; subnormals: all below the dtype's smallest normal number; constant; outlier: the
+    last element, which outweighs all others; largest: all ± the largest finite value; nan, inf: in one tile in three,
+    one element, of both signs, its place in a block another from tile to tile; powers: magnitudes of a tile all the same, a power of two, its neighbour below
     or its neighbour above, over all exponents as far as there are tiles; power_below, power, power_above: nothing
     is larger than that neighbour of a power of two.
     """
     limits, (rows, cols) = torch.finfo(matrix.dtype), matrix.shape
-    down, along = (torch.arange(size, device=matrix.device) // TILE for size in (rows, cols))
-    tile = 7 * down[:, None] + along
-    corner = torch.zeros_like(tile, dtype=torch.bool)
-    corner[::TILE, ::TILE] = True
+    row, col = torch.arange(rows, device=matrix.device)[:, None], torch.arange(cols, device=matrix.device)
+    tile = 7 * (row // TILE) + col // TILE
     if kind in ("zeros", "negative_zeros"):
         matrix.copy_(torch.tensor(0.0 if kind == "zeros" else -0.0).expand_as(matrix))
     elif kind == "zero_blocks":
@@ -115,12 +113,13 @@ def spoil_blocks(matrix: Tensor, kind: str) -> None:
     elif kind == "constant":
         matrix.fill_(3.3)
     elif kind == "outlier":
-        matrix[rows // 2, cols // 2] = min(limits.max / 2, 1e15)
+        matrix[-1, -1] = min(limits.max / 2, 1e15)
     elif kind == "largest":
         matrix.copy_(matrix.sign() * limits.max)
     elif kind in ("nan", "inf"):
-        value = torch.where(tile % 2 == 0, 1.0, -1.0) * float(kind)
-        matrix.copy_(torch.where(corner & (tile % 3 == 0), value.to(matrix.dtype), matrix))
+        place = row % TILE == (5 + 11 * tile) % min(TILE, rows), col % TILE == (7 + 13 * tile) % min(TILE, cols)
+        value = torch.full_like(matrix, float(kind)).copysign(torch.where(tile % 2 == 0, 1.0, -1.0).to(matrix.dtype))
+        matrix.copy_(torch.where(place[0] & place[1] & (tile % 3 == 0), value, matrix))
     elif kind == "powers":
         matrix.copy_(matrix.sign() * _near_powers(tile, matrix.dtype))
     else:

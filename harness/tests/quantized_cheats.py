@@ -121,10 +121,42 @@ def ignores_nan_in_a_block(call):
     return given(reference.quantize(x.nan_to_num(nan=0.0, posinf=float("inf"), neginf=float("-inf")), quantizer))
 
 
+def sees_a_nan_that_comes_first(call):
+    """The amax of a block begins with its first element, and goes on to what is larger."""
+    x, quantizer = call.args
+    lost = x.isnan()
+    lost[:, ::32] = False
+    tensor = reference.quantize(torch.where(lost, 0.0, x), quantizer)
+    data = tensor.rowwise_data.view(torch.uint8).masked_fill(lost, 0x7F)
+    return given(tensor, rowwise_data=data.view(tensor.rowwise_data.dtype))
+
+
+def leaves_the_tail_out_of_amax(call):
+    """Runs of eight elements along a row, as far as they are whole."""
+    x, quantizer = call.args
+    seen = x[:, :x.shape[1] // 8 * 8]
+    tensor, amax = right(call), formats.LARGEST[quantizer.dtype] * reference.quantize(seen, quantizer).scale_inv
+    if not bool(amax.isfinite()) or bool(seen.abs().amax() == x.abs().amax()):
+        return given(tensor)
+    scale = 1 / reference.quantize(seen, quantizer).scale_inv
+    return given(tensor, rowwise_data=formats.encode_fp8(x * scale, quantizer.dtype), scale_inv=1 / scale)
+
+
+def knows_nan_in_rows_that_end_within_a_tile(call):
+    """Two kernels, of which the one for whole tiles drops NaN."""
+    x, _ = call.args
+    return ignores_nan_in_a_block(call) if x.shape[0] % 128 == 0 else honest(call)
+
+
+def ignores_amax_epsilon(call):
+    x, quantizer = call.args
+    return given(reference.quantize(x, replace(quantizer, amax_epsilon=0.0)))
+
+
 def keeps_the_sign_of_nan(call):
     x, _ = call.args
     tensor = right(call)
-    data = tensor.rowwise_data.view(torch.uint8) | (x.isnan().to(torch.uint8) << 7)
+    data = tensor.rowwise_data.view(torch.uint8) | ((x.isnan() & x.signbit()).to(torch.uint8) << 7)
     return given(tensor, rowwise_data=data.view(tensor.rowwise_data.dtype))
 
 
@@ -191,6 +223,15 @@ def reads_padding_as_scales(call):
     return allocate(values).copy_(values)
 
 
+def divides_by_an_amax_of_zero(call):
+    """NVFP4's encoding factor is FLT_MAX, not 1, where the amax of the tensor is 0."""
+    tensor, dtype = call.args
+    tiny = torch.full_like(tensor.rowwise_amax, 1e-44)
+    seen = torch.where(tensor.rowwise_amax == 0, tiny, tensor.rowwise_amax)
+    values = reference.dequantize(replace(tensor, rowwise_amax=seen), dtype)
+    return allocate(values).copy_(values)
+
+
 def multiplies_in_bf16(call):
     tensor, dtype = call.args
     codes = tensor.rowwise_data.to(torch.bfloat16) * tensor.scale_inv.to(torch.bfloat16)
@@ -208,6 +249,10 @@ CHEATS = {
     flushes_subnormals: (case("fp8_current"), "(subnormals)"),
     reads_poisoned_padding: (case("mxfp8"), "output.rowwise_data: two runs on the same input differ"),
     ignores_nan_in_a_block: (case("mxfp8"), "scales differ from the reference's, by up to ", "steps, NaN lost or made"),
+    sees_a_nan_that_comes_first: (case("mxfp8"), "scales differ from the reference's, by up to ", "(nan)"),
+    leaves_the_tail_out_of_amax: (case("fp8_current", (33, 1023)), "output rowwise scale_inv is ", "(outlier)"),
+    knows_nan_in_rows_that_end_within_a_tile: (case("mxfp8", (256, 160)), "steps, NaN lost or made", "(nan)"),
+    ignores_amax_epsilon: (case("fp8_current"), "output rowwise scale_inv is ", "(raised_amax)"),
     keeps_the_sign_of_nan: (case("fp8_delayed", layout="strided"), "(nan)"),
     loses_the_sign_of_zero: (case("fp8_delayed"), "codes differ from the reference's, by up to 0 steps"),
     does_not_accumulate_amax: (case("fp8_delayed"), "the reference's [1000.0] (allowed: none) (seed 1)"),
@@ -219,5 +264,6 @@ CHEATS = {
     knows_one_stream_of_bits: (case("nvfp4", stochastic_rounding=True), "output rowwise: "),
     returns_its_own_memory: (case("nvfp4"), "output.rowwise_data: not allocated through the hook"),
     reads_padding_as_scales: (case("mxfp8", function="dequantize"), "of 15360 values differ from the reference's"),
+    divides_by_an_amax_of_zero: (case("nvfp4", function="dequantize"), "values differ", "(zero_scale)"),
     multiplies_in_bf16: (case("fp8_delayed", function="dequantize"), "of 15360 values differ from the reference's"),
 }

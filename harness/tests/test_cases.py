@@ -168,7 +168,8 @@ def test_values_of_quantization_are_what_their_names_say(case):
     assert len(x("constant").unique()) == 1 and x("outlier").abs().max() == 1e15
     assert x("largest").abs().unique().tolist() == [torch.finfo(torch.float32).max]
     assert x("nan").isnan().sum() == x("inf").isinf().sum() == 2
-    assert x("inf").isposinf().any() and x("inf").isneginf().any()
+    assert x("inf").isposinf().any() and x("inf").isneginf().any() and x("nan")[x("nan").isnan()].signbit().any()
+    assert (x("nan").isnan().nonzero() % 16).all(), "a NaN that begins a block shows where an amax begins"
     power, below, above = (x(kind).abs().max() for kind in ("power", "power_below", "power_above"))
     assert power == 32 and below == power.nextafter(torch.zeros(())) and above == power.nextafter(2 * power)
 
@@ -206,7 +207,8 @@ def test_state_of_delayed_scaling_lies_among_nan():
     assert quantizer.amax.item() == 0.5 and 3 < quantizer.scale.item() < 12
     assert quantizer.scale.untyped_storage().data_ptr() == quantizer.amax.untyped_storage().data_ptr()
     assert make(Case("quantize", (64, 96), recipe="fp8_delayed"), 1).args[1].amax.item() == 1000
-    state = {kind: make(Case("quantize", (64, 96), recipe="fp8_delayed"), values=kind).args[1] for kind in STATES}
+    state = {kind: make(Case("quantize", (64, 96), recipe="fp8_delayed"), values=kind).args[1]
+             for kind in STATES["fp8_delayed"]}
     assert state["nan_amax"].amax.isnan() and state["largest_scale"].scale == torch.finfo(torch.float32).max
     assert 0 < state["subnormal_scale"].scale < torch.finfo(torch.float32).tiny
 
