@@ -174,6 +174,12 @@ def test_speedup_of_a_single_replicate_has_no_interval(gpu):
     assert "speedup" not in measure(gpu, optimized=runs(gpu, 50.0))["optimized"].fields
 
 
+def test_process_is_warmed_up_by_reading_for_as_long_as_the_profile_says(gpu):
+    gpu._warm_up(0.3)
+    assert 0.3 <= gpu.device.now() < 0.302 and gpu.device.flushes > 9000
+    assert gpu.device.deepest <= 20
+
+
 def test_throttled_gpu_is_remarked(gpu):
     for _ in range(50):
         gpu.device.clock.throttled(NOMINAL_MHZ)
