@@ -29,7 +29,7 @@ def time(cases: Cases) -> Figure | None:
             panel.barh(
                 *zip(*bars), height=0.4, color=colour, label=name if name == "reference" else "torch.compile"
             )
-    panel.set_yticks(list(places), [name for name, _ in found], fontsize=7)
+    panel.set_yticks(list(places), [style.short(name) for name, _ in found], fontsize=7)
     panel.set_ylim(0.3, len(found) + 0.7)
     panel.grid(axis="y", visible=False)
     panel.set_xlabel("ms on this CPU")

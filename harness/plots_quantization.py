@@ -19,7 +19,7 @@ from harness.table import time_us
 
 TITLES = {
     "quantization_accuracy": "Accuracy against bytes of the reference's quantization",
-    "quantization_time": "Time of quantize and dequantize against a copy of the same bytes",
+    "quantization_time": "Time of quantize and dequantize against a copy of the bytes that they move",
 }
 SHAPE = (128, 2048)
 L2_BYTES = 60 << 20  # of an H200
@@ -81,10 +81,10 @@ def against_copy(cases: Cases) -> Figure | None:
     for place, (_, ratio) in zip(places, found):
         panel.annotate(f"{ratio:.2f}", (ratio, place), (3, 0), textcoords="offset points", va="center", fontsize=7)
     panel.axvline(1, color=style.INK, lw=1)
-    panel.set_yticks(list(places), [_label(name) for name, _ in found], fontsize=7)
+    panel.set_yticks(list(places), [style.short(name) for name, _ in found], fontsize=7)
     panel.set_ylim(0.3, len(found) + 0.7)
     panel.grid(axis="y", visible=False)
-    panel.set_xlabel("time / time of the copy")
+    panel.set_xlabel("time / time of a copy of the bytes that cross the memory's pins")
     return figure
 
 
@@ -134,7 +134,7 @@ def _quantizers(earlier: Tensor) -> dict[str, Any]:
     scale = (448 / earlier.abs().max()).reshape(1)
     return {
         "FP8 E4M3, current scaling": of.Float8CurrentScalingQuantizer(),
-        "FP8 E4M3, delayed scaling": of.Float8Quantizer(scale, torch.zeros(1)),
+        "FP8 E4M3, delayed: scale of another draw": of.Float8Quantizer(scale, torch.zeros(1)),
         "FP8 E5M2, current scaling": of.Float8CurrentScalingQuantizer(dtype=E5M2),
         "MXFP8 E4M3": of.MXFP8Quantizer(),
         "MXFP8 E5M2": of.MXFP8Quantizer(dtype=E5M2),
@@ -163,11 +163,6 @@ def _over_copy(row: dict[str, Any], copy: dict[str, Any]) -> tuple[float, float]
     family = family_of(case.function)
     ratio = time_us(row) / time_us(copy)
     return ratio, ratio * family.work(case).bytes / family.passes(case, L2_BYTES)
-
-
-def _label(name: str) -> str:
-    """A case's name, its options as words."""
-    return name.replace("orientation=", "").replace("=True", "").replace("_quantization", "").replace("with_", "")
 
 
 def _times(row: dict[str, Any], copy: dict[str, Any] | None) -> str:

@@ -20,6 +20,8 @@ FIGURES = {
     "cpu_error": "Error of the references against the float64 oracle",
     "kernels": "Compile report",
 }
+PLAIN = ("speedup", "percent_of_limit", "error", "against_peers", "cpu_error")
+"""Figures of what has no recipe; left out where everything has one."""
 ABSENT = {
     "speedup": "No case has graph times of both reference and optimized.",
     "percent_of_limit": "No timed case moves 4 MB or more.",
@@ -160,6 +162,8 @@ def _figures(found: list, grouped: dict, runs: list, plots: Path, origin: str, o
     )
     parts = []
     for name, draw in drawn.items():
+        if name in PLAIN and grouped and not plain:
+            continue
         figure = draw()
         parts.append(f"## {FIGURES[name]}")
         if figure is None:

@@ -2,6 +2,7 @@
 provenance."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,11 @@ def plain_log(axes: Axes, which: str, low: float, high: float) -> None:
     axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
     (axes.set_yticks if which == "y" else axes.set_xticks)(ticks, [f"{tick:,g}" for tick in ticks])
     axes.minorticks_off()
+
+
+def short(name: str) -> str:
+    """A case's name for an axis: its options as words."""
+    return re.sub("=True|orientation=|with_|_quantization|_rounding|_scales", "", name)
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:

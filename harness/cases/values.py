@@ -97,9 +97,9 @@ def spoil_blocks(matrix: Tensor, kind: str) -> None:
     zeros, negative_zeros: all of it; zero_blocks: one tile in three, with zeros of both signs, so that blocks of
     either orientation are all zero; subnormals: all below the dtype's smallest normal number; constant; outlier: the
     last element, which outweighs all others; largest: all ± the largest finite value; nan, inf: in one tile in three,
-    one element, of both signs, its place in a block another from tile to tile; powers: magnitudes of a tile all the same, a power of two, its neighbour below
-    or its neighbour above, over all exponents as far as there are tiles; power_below, power, power_above: nothing
-    is larger than that neighbour of a power of two.
+    one element, of both signs, its place in a block another from tile to tile; powers: magnitudes of a tile all the
+    same, a power of two, its neighbour below or its neighbour above, over all exponents as far as there are tiles;
+    power_below, power, power_above: nothing is larger than that neighbour of a power of two.
     """
     limits, (rows, cols) = torch.finfo(matrix.dtype), matrix.shape
     row, col = torch.arange(rows, device=matrix.device)[:, None], torch.arange(cols, device=matrix.device)

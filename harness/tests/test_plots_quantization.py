@@ -4,6 +4,7 @@ from matplotlib import image
 import pytest
 
 from harness import plots_quantization as quantization
+from harness import style
 from harness.report import compose
 from harness.sweeps import llm
 from harness.table import cases
@@ -58,6 +59,17 @@ def test_a_copy_of_what_crosses_the_pins_stands_beside():
 
 def test_norms_alone_have_no_such_part(tmp_path):
     assert quantization.section(cases(synthetic.gpu_rows("smoke")), tmp_path, "origin") == []
+
+
+def test_figures_of_norms_are_left_out_where_there_are_none(drawn):
+    _, text = drawn
+    assert "## Time against bytes" in text and "## Speed-up" not in text and "was checked against" not in text
+
+
+def test_options_are_words_on_an_axis():
+    name = "quantize 64x32 bf16 nvfp4 orientation=both stochastic_rounding=True with_rht=True"
+    assert style.short(name) == "quantize 64x32 bf16 nvfp4 both stochastic rht"
+    assert style.short("rmsnorm_fwd 64x32 bf16 gamma_dtype=fp32") == "rmsnorm_fwd 64x32 bf16 gamma_dtype=fp32"
 
 
 def test_rows_that_were_only_checked_or_failed_are_told(tmp_path):
