@@ -53,9 +53,12 @@ def test_harness_commands(command):
     assert run(sys.executable, "-m", "harness", *arguments).strip()
 
 
-@pytest.mark.parametrize("code", blocks("python"))
-def test_python_examples(code):
-    exec(compile(code, "README.md", "exec"), {})
+def test_python_examples_run_one_after_another(capsys):
+    held = {}
+    for code in blocks("python"):
+        exec(compile(code, "README.md", "exec"), held)
+    assert held["back"].shape == held["x"].shape and held["back"].dtype == held["x"].dtype
+    assert "MXFP8Tensor(shape=(4096, 8192)" in capsys.readouterr().out
 
 
 def test_ci_runs_the_readme_and_nothing_else():
