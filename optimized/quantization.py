@@ -31,7 +31,7 @@ def quantize(input, quantizer):
     if torch.compiler.is_dynamo_compiling():
         return untraced(quantize)(input, quantizer)
     try:
-        key = (_signature(input), _options(quantizer))
+        key = (_signature(input), _options(quantizer, input))
         ready = _prepared.get(key)
     except (AttributeError, TypeError, RuntimeError):
         ready = None  # no dense tensor, or nothing that hashes: the checks say what is wrong
@@ -194,11 +194,14 @@ def _planned_back(tensor, dtype, chip: Chip) -> tuple[Plan, bool]:
     return plans.dequantize(layout, y, (rows, cols), chip, flat), flat
 
 
-def _options(quantizer) -> tuple:
-    """All of a quantizer that plans and outputs depend on; seed and offset go to the kernel anew each time."""
+def _options(quantizer, input: Tensor) -> tuple:
+    """All of a quantizer that checks, plans and outputs depend on: of one storage for amax and input their distance,
+    too. Seed and offset go to the kernel anew each time."""
     if type(quantizer) is Float8Quantizer:
         q = quantizer
-        return Float8Quantizer, q.dtype, q.rowwise, q.columnwise, q.scale.device, q.amax.device
+        shared = q.amax.untyped_storage().data_ptr() == input.untyped_storage().data_ptr()
+        distance = q.amax.data_ptr() - input.data_ptr() if shared else None
+        return Float8Quantizer, q.dtype, q.rowwise, q.columnwise, q.scale.device, q.amax.device, distance
     if type(quantizer) is NVFP4Quantizer:
         q = quantizer
         return NVFP4Quantizer, q.with_2d_quantization, q.stochastic_rounding, q.with_rht, q.rowwise, q.columnwise

@@ -47,6 +47,30 @@ def on_one_device(function, tensors):
                    f"{name} is on {tensor.device}, but must be on {first}'s device, {model.device}")
 
 
+def are_apart(function, written, others):
+    """ValueError where the one tensor of the dict `written` shares memory with a tensor of `others`.
+
+    Tensors without memory, on the device "meta" or while `torch` compiles, are apart.
+    """
+    ((name, target),) = written.items()
+    if target.is_meta or torch.compiler.is_compiling():
+        return
+    begin, end = _extent(target)
+    for other, tensor in others.items():
+        first, last = _extent(tensor)
+        if begin < last and first < end:
+            refuse(ValueError, function, f"{name}, which is written, overlaps {other} in memory, but must not")
+
+
+def _extent(tensor):
+    """Addresses of the first byte and of the one behind the last."""
+    first = tensor.data_ptr()
+    if not tensor.numel():
+        return first, first
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return first, first + (last + 1) * tensor.element_size()
+
+
 def is_number(function, name, value):
     """TypeError unless the value is a float or an int, ValueError unless float32 holds it and it is at least 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reference import formats
 from reference.arguments import (
-    FLOATS, are_tensors, is_dtype, is_flag, is_integer, is_number, kind, on_one_device, refuse
+    FLOATS, are_apart, are_tensors, is_dtype, is_flag, is_integer, is_number, kind, on_one_device, refuse
 )
 
 
@@ -21,7 +21,8 @@ class Float8Quantizer:
 
     `scale` and `amax` live on the device of what is quantized. `quantize` writes `amax`, in place; nothing clears it.
     Shapes: scale and amax one element, float32.
-    Errors: TypeError for types and dtypes; ValueError for shapes, two devices, and where no orientation is asked for.
+    Errors: TypeError for types and dtypes; ValueError for shapes, two devices, memory that both share, and where no
+    orientation is asked for.
     """
 
     scale: Tensor
@@ -37,6 +38,7 @@ class Float8Quantizer:
             if tensor.numel() != 1:
                 refuse(ValueError, "Float8Quantizer", f"{name} has {tensor.numel()} elements, but must have 1")
         on_one_device("Float8Quantizer", state)
+        are_apart("Float8Quantizer", {"amax": self.amax}, {"scale": self.scale})
         _options(self, formats.FP8)
 
 
@@ -113,7 +115,7 @@ QUANTIZERS = (Float8Quantizer, Float8CurrentScalingQuantizer, MXFP8Quantizer, NV
 
 
 def check(function, input, quantizer):
-    """Refuse what `quantize` does not take: TypeError for types and dtypes, ValueError for shapes and devices."""
+    """Refuse what `quantize` does not take: TypeError for types and dtypes, ValueError for shapes, devices, overlaps."""
     if type(quantizer) not in QUANTIZERS:
         allowed = ", ".join(cls.__name__ for cls in QUANTIZERS)
         refuse(TypeError, function, f"quantizer is {kind(quantizer)}, but must be one of {allowed}")
@@ -121,6 +123,7 @@ def check(function, input, quantizer):
     are_tensors(function, {"input": input}, (torch.bfloat16,) if rht else FLOATS)
     if isinstance(quantizer, Float8Quantizer):
         on_one_device(function, {"input": input, "quantizer.scale": quantizer.scale, "quantizer.amax": quantizer.amax})
+        are_apart(function, {"quantizer.amax": quantizer.amax}, {"input": input})
     least = 2 if quantizer.columnwise else 1
     if input.dim() < least:
         asked = f"columnwise data needs at least {least}" if quantizer.columnwise else f"needs at least {least}"

@@ -43,7 +43,7 @@ def test_frozen(cls):
 
 def test_positions():
     """In the order of the surface."""
-    assert Float8Quantizer(one, one, E5M2).dtype == E5M2
+    assert Float8Quantizer(one, one.clone(), E5M2).dtype == E5M2
     assert Float8CurrentScalingQuantizer(E5M2, True, 0.5) == Float8CurrentScalingQuantizer(
         dtype=E5M2, force_pow_2_scales=True, amax_epsilon=0.5)
     assert MXFP8Quantizer(E5M2).dtype == E5M2
@@ -61,6 +61,7 @@ BAD_FIELDS = [
     (Float8Quantizer, {"amax": one.double()}, TypeError, ("amax", "torch.float64", "torch.float32")),
     (Float8Quantizer, {"amax": torch.ones(2)}, ValueError, ("amax", "2 elements", "1")),
     (Float8Quantizer, {"scale": torch.ones(0)}, ValueError, ("scale", "0 elements", "1")),
+    (Float8Quantizer, {"amax": one}, ValueError, ("amax", "overlaps scale", "must not")),
     (Float8Quantizer, {"amax": one.to("meta")}, ValueError, ("amax", "meta", "cpu", "device")),
     (Float8CurrentScalingQuantizer, {"force_pow_2_scales": 0}, TypeError, ("force_pow_2_scales", "int", "bool")),
     (Float8CurrentScalingQuantizer, {"amax_epsilon": -1.0}, ValueError, ("amax_epsilon", "-1.0", "at least 0")),
@@ -81,7 +82,7 @@ BAD_FIELDS = [
 
 @pytest.mark.parametrize("cls, fields, error, words", BAD_FIELDS)
 def test_refuses_a_field(cls, fields, error, words):
-    options = ({"scale": one, "amax": one} if cls is Float8Quantizer else {}) | fields
+    options = ({"scale": one, "amax": one.clone()} if cls is Float8Quantizer else {}) | fields
     with pytest.raises(error) as caught:
         cls(**options)
     message = str(caught.value)
@@ -149,6 +150,20 @@ def test_optimized_refuses_a_call(input, quantizer, error, words):
     if type(quantizer) in QUANTIZERS and not isinstance(quantizer, Float8Quantizer):
         optimized.quantize(torch.ones(32, 32, dtype=torch.bfloat16, device="cuda"), quantizer)
         check_refused(optimized.quantize, given, quantizer, error, words)
+
+
+@pytest.mark.parametrize("package, device", [
+    (reference, "cpu"), pytest.param(optimized, "cuda", marks=pytest.mark.gpu),
+])
+def test_refuses_an_amax_within_the_input(package, device):
+    """Also after an amax beside the input, in the same memory, which is fine."""
+    buffer = torch.ones(33, 64, device=device)
+    scale, (input, beside) = torch.ones(1, device=device), (buffer[:32], buffer[32, :1])
+    for _ in range(2):
+        package.quantize(input, Float8Quantizer(scale, beside))
+        words = ("quantizer.amax", "overlaps input", "must not")
+        for within in (buffer[0, :1], buffer[3, 4], buffer[31, 63:]):
+            check_refused(package.quantize, input, Float8Quantizer(scale, within), ValueError, words)
 
 
 @pytest.mark.parametrize("cls", QUANTIZERS)
