@@ -80,7 +80,7 @@ def _change(old: dict[str, Any], new: dict[str, Any]) -> Change | None:
     if judged is None:
         return None
     moved = {name: new[name]["median"] / old[name]["median"] - 1 for name in COLUMNS
-             if old[name] and new[name] and old[name]["median"]}
+             if old[name] and new[name] and old[name]["median"] and new[name]["median"]}
     if old["speedup"] and new["speedup"] and old["implementation"] != "reference":
         moved["speedup"] = new["speedup"]["median"] / old["speedup"]["median"] - 1
     one, other = old[judged], new[judged]

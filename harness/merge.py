@@ -91,7 +91,7 @@ def contradiction(one: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def _overlap(one: dict[str, float], other: dict[str, float]) -> bool:
-    return all(a.get("ci_low", a["median"]) <= b.get("ci_high", b["median"]) for a, b in ((one, other), (other, one)))
+    return one["ci_low"] <= other["ci_high"] and other["ci_low"] <= one["ci_high"]
 
 
 def _refuse_mixed(found: list[dict[str, Any]], runs: list[dict[str, Any]]) -> None:

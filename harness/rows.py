@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 SCHEMA = 2
@@ -92,7 +93,16 @@ _SHAPES = {
     str: ("case", "function", "implementation", "shape", "dtype", "recipe", "reason", "gpu", "time", "repeat"),
     (int, float): ("copy_us", "host_us", "reference_us", "compile_ms", "bytes", "flops", "percent_of_limit"),
 }
-_PARTS = {"cold_us": {"median"}, "warm_us": {"median"}, "graph_us": {"median"}, "parity": {"ok", "errors"}}
+_NUMBER, _MAYBE = (int, float), (int, float, NoneType)
+_TIMING = dict.fromkeys(("median", "ci_low", "ci_high"), _NUMBER)
+_PARTS = {
+    "cold_us": _TIMING, "warm_us": _TIMING, "graph_us": _TIMING,
+    "speedup": {"median": _NUMBER, "ci_low": _MAYBE, "ci_high": _MAYBE},
+    "gpu_state": dict.fromkeys(("sm_mhz", "power_w", "temperature_c"), _MAYBE) | {"reasons": (list, NoneType)},
+    "parity": {"ok": bool, "errors": dict},
+}
+_BUILT = {"source": str, "registers": int, "spill_bytes": int}
+"""What the kernel of a compile row has that is OK."""
 
 
 class RowsError(Exception):
@@ -202,5 +212,12 @@ def _whole(row: dict[str, Any]) -> bool:
         and row["kind"] in KINDS
         and row["status"] in STATUSES
         and all(row[name] is None or isinstance(row[name], kind) for kind in _SHAPES for name in _SHAPES[kind])
-        and all(row[name] is None or parts <= row[name].keys() for name, parts in _PARTS.items())
+        and all(row[name] is None or _has(row[name], parts) for name, parts in _PARTS.items())
+        and all(isinstance(error, dict) for error in (row["parity"] or {}).get("errors", {}).values())
+        and (row["kind"] != "compile" or row["status"] != "OK" or _has(row["kernel"] or {}, _BUILT))
     )
+
+
+def _has(value: dict[str, Any], parts: dict[str, Any]) -> bool:
+    """Whether each part is there, and of its type."""
+    return all(name in value and isinstance(value[name], kind) for name, kind in parts.items())

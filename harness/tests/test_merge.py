@@ -82,7 +82,7 @@ def test_of_a_row_that_was_replaced_the_last_is_merged(tmp_path):
     ("fields", "why"),
     [
         ({"graph_us": {"median": 11.0, "ci_low": 10.9, "ci_high": 11.1}}, "graph_us 10 and 11, beyond"),
-        ({"graph_us": {"median": 11.0}}, "graph_us 10 and 11, beyond"),
+        ({"graph_us": {"median": 11.0, "ci_low": 10.9, "ci_high": 11.1}}, "graph_us 10 and 11, beyond"),
         ({"environment": "f"}, "environment e and f"),
         ({"status": "FAIL_PARITY"}, "status OK and FAIL_PARITY"),
         ({"gpu": "NVIDIA B200"}, "GPU NVIDIA H200 and NVIDIA B200"),
