@@ -10,7 +10,7 @@ from harness import compile_report
 from harness.case_server import CompileServer
 from harness.cases import Case
 from harness.compile_report import Request
-from harness.workers import WorkerLost
+from harness.workers import START_S, WorkerLost
 
 ATTEMPTS = 3  # to start a process, before it is given up
 
@@ -47,7 +47,7 @@ class Kernels:
         began, alone, failures = time.monotonic(), False, 0
         while missing := [one for one, binary in self._binaries.items() if not binary.done()]:
             try:
-                compiler = compiler or await self._start(CompileServer, self._limit_s)
+                compiler = compiler or await self._start(CompileServer, START_S)
                 await self._attempt(compiler, missing, max(1, cores() - spare), alone, keep)
             except WorkerLost as lost:
                 compiler = None
@@ -76,11 +76,11 @@ class Kernels:
             keep(one, binary)
 
 
-async def started(start: Callable[..., Awaitable[Any]], limit_s: float) -> Any:
+async def started(start: Callable[..., Awaitable[Any]]) -> Any:
     """A compiler, started before it is known what there is to compile; None where it could not be: later attempts
     tell why."""
     try:
-        return await start(CompileServer, limit_s)
+        return await start(CompileServer, START_S)
     except WorkerLost:
         return None
 

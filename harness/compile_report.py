@@ -6,6 +6,7 @@ from typing import Any
 
 from harness import rows
 from harness.cases import FAMILIES, Case
+from harness.options import repeat_command
 from harness.subject import first_line
 
 Request = tuple[str, str]  # (source, kernel), as optimized.jit.build takes it
@@ -114,6 +115,6 @@ def _row(of: Case, /, **fields: Any) -> dict[str, Any]:
         dtype=of.dtype,
         recipe=of.recipe,
         options={},
-        repeat=f'python -m harness bench --dry-run --case "{of.name}"',
+        repeat=repeat_command(of, "optimized", fields["seed"]),
         **fields,
     )

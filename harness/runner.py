@@ -157,7 +157,7 @@ class Run:
         compiler = None
         try:
             if any("optimized" in task.names for task in self.tasks) if self.on_gpu else self.timed:
-                compiler = await started(self.start, self.options.step_limit_s)
+                compiler = await started(self.start)
             kernels = await self.kernels
             if kernels:
                 self._write_new(self._kernel_rows(compile_report.refused_rows, kernels.refused))

@@ -5,9 +5,8 @@ from typing import Any
 
 from harness import case_run
 from harness.schedule import Task
-from harness.workers import WorkerLost
+from harness.workers import START_S, WorkerLost
 
-START_S = 180.0  # for imports from a slow disk, warm-up and ceilings
 ATTEMPTS = 3  # in a row, to start a worker
 
 Keep = Callable[[dict[str, Any], dict[str, list[float]]], None]

@@ -14,6 +14,7 @@ from typing import Any
 from harness.environment import ROOT
 from harness.worker import HEADER, frame
 
+START_S = 180.0  # for imports from a slow disk, warm-up and ceilings
 END_S = 10.0  # for a killed process to be gone: longer means that it hangs in a driver
 WORDS = 300  # characters of what a lost worker had printed last
 

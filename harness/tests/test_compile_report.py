@@ -73,6 +73,7 @@ def test_rows_say_what_the_compiler_said():
     assert len(made) == 2
     assert made[0]["kind"] == "compile" and made[0]["compile_ms"] == 61.5 and made[0]["cache_hit"] is False
     assert made[0]["kernel"]["registers"] == 40
+    assert made[0]["repeat"].endswith(f' bench --case "{CASES[0].name}" --impl optimized --seed 0')
     assert made[0]["kernel"]["shared_bytes"] == 1024, "static and dynamic together"
     assert len({rows.identity(row) for row in made}) == 2
 
