@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m harness", description="Parity and speed of reference against optimized."
     )
-    verbs = top.add_subparsers(dest="verb", required=True, metavar="{list,check,bench,compare,merge,report,doctor,env}")
+    verbs = top.add_subparsers(
+        dest="verb", required=True, metavar="{list,check,bench,compare,merge,report,doctor,env}",
+        parser_class=partial(argparse.ArgumentParser, allow_abbrev=False),  # a command to resume is made of its words
+    )
     for verb, text in (
         ("list", "the cases, with bytes, flops, memory and estimated time"),
         ("check", "parity only"),
@@ -115,7 +119,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         mode=next((mode for name, mode in modes.items() if getattr(arguments, name, False)), "new"),
         budget_s=getattr(arguments, "budget", None),
         timeout_s=getattr(arguments, "timeout", None),
-        shard=parse_shard(shard) if shard else (1, 1),
+        shard=(1, 1) if shard is None else parse_shard(shard),
         devices=parse_devices(devices) if devices is not None else (),
     ))
     return options if shard else of_launcher(options, os.environ)
@@ -214,8 +218,17 @@ def _doctor(as_json: bool) -> int:
     return examine(as_json)
 
 
+def _open_streams() -> None:
+    """Let a standard stream that is closed lead nowhere: else a file or a socket takes its number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0, 1 something failed, 2 wrong arguments, 130 interrupted."""
+    _open_streams()
     arguments = parser().parse_args(argv)
     verbs: dict[str, Any] = {
         "list": lambda: _list(arguments, options_of(arguments)),

@@ -111,7 +111,7 @@ def test_wrong_argument_is_one_clear_line(arguments, words, capsys, tmp_path, mo
 @pytest.mark.parametrize(
     "arguments",
     [["bench", "--profile", "slow"], ["bench", "--seed", "x"], ["fly"], [], ["bench", "--resume", "--fresh"],
-     ["merge", "out"], ["compare", "old"]],
+     ["merge", "out"], ["compare", "old"], ["bench", "--rerun"]],
 )
 def test_wrong_syntax_is_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -211,6 +211,12 @@ def test_full_disk_behind_the_output_is_one_line(verb):
         done = subprocess.run([sys.executable, "-m", "harness", *verb], cwd=ROOT, stdout=full, text=True,
                               stderr=subprocess.PIPE, timeout=120, env=CPU)
     assert done.returncode == 1 and done.stderr == "harness: [Errno 28] No space left on device\n"
+
+
+def test_closed_streams_are_no_error(tmp_path):
+    verb = f"{sys.executable} -m harness check --case 'rmsnorm_fwd 3x16 bf16' --out {tmp_path} >&- 2>&- <&-"
+    assert subprocess.run(verb, cwd=ROOT, shell=True, timeout=120, env=CPU).returncode == 0
+    assert (tmp_path / "rows.jsonl").read_text().count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments", [["report"], ["check", "--case", "rmsnorm_fwd 3x16 bf16", "--out"]])
