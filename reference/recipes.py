@@ -59,11 +59,18 @@ class RecipeState:
         self.step += 1
 
     def state_dict(self):
-        """What a checkpoint must hold."""
+        """What a checkpoint must hold; later steps do not change it."""
         return {"step": self.step}
 
     def load_state_dict(self, state):
-        """Go back to where `state_dict` was taken."""
+        """Go back to where `state_dict` was taken. Errors: ValueError for the state of another recipe or other roles."""
+        own = self.state_dict()
+        if state.keys() != own.keys():
+            refuse(ValueError, "load_state_dict", f"state has {sorted(state)}, but must have {sorted(own)}")
+        for name, shape in ((name, value.shape) for name, value in own.items() if isinstance(value, torch.Tensor)):
+            if state[name].shape != shape:
+                refuse(ValueError, "load_state_dict",
+                       f"{name} has shape {tuple(state[name].shape)}, but must have {tuple(shape)}")
         self.step = state["step"]
 
 
@@ -100,8 +107,8 @@ class DelayedScalingState(RecipeState):
         self.amax_history.copy_(torch.where(newest != 0, rolled, self.amax_history))
 
     def state_dict(self):
-        """What a checkpoint must hold."""
-        return super().state_dict() | {"scale": self.scale, "amax_history": self.amax_history}
+        """What a checkpoint must hold; later steps do not change it."""
+        return super().state_dict() | {"scale": self.scale.clone(), "amax_history": self.amax_history.clone()}
 
     def load_state_dict(self, state):
         """Go back to where `state_dict` was taken, in place."""

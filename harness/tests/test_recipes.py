@@ -106,15 +106,16 @@ def test_the_largest_leaves_the_history_in_time():
     assert scales == [1, 1, 448, 448]
 
 
+def step(state):
+    quantizer = state.quantizer("grad_output")
+    x = torch.randn(32, 32, generator=torch.Generator().manual_seed(state.step)).bfloat16()
+    result = quantize(x, quantizer)
+    state.update()
+    return result.dequantize(torch.float32)
+
+
 @pytest.mark.parametrize("make", RECIPES)
 def test_state_survives_a_checkpoint(make, tmp_path):
-    def step(state):
-        quantizer = state.quantizer("grad_output")
-        x = torch.randn(32, 32, generator=torch.Generator().manual_seed(state.step)).bfloat16()
-        result = quantize(x, quantizer)
-        state.update()
-        return result.dequantize(torch.float32)
-
     first, second = (make().state(ROLES) for _ in range(2))
     for _ in range(3):
         step(first)
@@ -124,6 +125,30 @@ def test_state_survives_a_checkpoint(make, tmp_path):
     assert torch.equal(step(first), step(second))
     if make is DelayedScaling:
         assert torch.equal(kept.scale, second.scale[2:]), "quantizers made before see what was loaded"
+
+
+@pytest.mark.parametrize("make", RECIPES)
+def test_a_state_goes_back_within_a_process(make):
+    state = make().state(ROLES)
+    step(state)
+    before = state.state_dict()
+    once = step(state)
+    state.load_state_dict(before)
+    assert state.step == before["step"] and torch.equal(step(state), once)
+
+
+def test_the_state_of_another_recipe_is_refused_and_changes_nothing():
+    state = DelayedScaling(amax_history_len=3).state(("input",))
+    others = {
+        r"amax_history has shape \(1, 1\), but must have \(3, 1\)": DelayedScaling(amax_history_len=1).state(("input",)),
+        r"scale has shape \(2,\), but must have \(1,\)": DelayedScaling(amax_history_len=3).state(ROLES[:2]),
+        r"state has \['step'\], but must have \['amax_history', 'scale', 'step'\]": MXFP8BlockScaling().state(ROLES),
+    }
+    for message, other in others.items():
+        other.update()
+        with pytest.raises(ValueError, match=f"^load_state_dict: {message}"):
+            state.load_state_dict(other.state_dict())
+        assert state.step == 0
 
 
 def test_autocast():
