@@ -89,11 +89,12 @@ def _optimized(case: Case, call: Call) -> Callable[[Call], tuple]:
 def _compiled(case: Case, call: Call) -> Callable[[Call], tuple]:
     """The reference compiled for the shapes of this case alone; compiled before it is returned.
 
-    Earlier compilations are forgotten first: past a number of shapes, torch would run the function
-    uncompiled.
+    It rounds where the reference does: left to itself, Inductor keeps in float32 what it fuses. Earlier compilations
+    are forgotten first: past a number of shapes, torch would run the function uncompiled.
     """
     torch.compiler.reset()
-    run = _caller(torch.compile(getattr(reference, case.function), dynamic=False))
+    rounded = {"emulate_precision_casts": True}
+    run = _caller(torch.compile(getattr(reference, case.function), dynamic=False, options=rounded))
     run(call)
     return run
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import reference
-from harness import implementations
+from harness import implementations, parity
 from harness.cases import NORMS, Case, family_of
 from harness.implementations import IMPLEMENTATIONS
+from harness.options import parse_case
 
 CASE = Case("rmsnorm_fwd", (32, 100))
 GPU = torch.cuda.is_available()
@@ -53,6 +54,16 @@ def test_compiled_gives_the_results_of_the_reference():
     found = IMPLEMENTATIONS["compiled"].prepare(CASE, call)(call)
     for one, other in zip(found, reference.rmsnorm_fwd(*call.args), strict=True):
         assert one is other is None or torch.allclose(one.float(), other.float(), rtol=1e-2)
+
+
+def test_compiled_rounds_where_the_reference_does():
+    reason = IMPLEMENTATIONS["compiled"].available()
+    if reason:
+        pytest.skip(reason)
+    case = parse_case("quantize 256x1024 bf16 nvfp4 orientation=columnwise with_rht=True")
+    run = IMPLEMENTATIONS["compiled"].prepare(case, call_of(case))
+    found = parity.check(case, run, "cpu", adversarial=False, twin=False)
+    assert found.ok, found.reason
 
 
 @pytest.mark.parametrize("function", NORMS)
