@@ -91,7 +91,7 @@ class CaseRun:
         subjects = [Watched(self.case, name, self.announce) for name in names]
         left = list(subjects)
         try:
-            self._admit(subjects)
+            self._admit(subjects, timed)
             for subject in subjects:
                 self._judge(subject)
                 if not (timed and subject.ok):
@@ -105,14 +105,15 @@ class CaseRun:
             yield from (self._row(subject) for subject in left if not subject.ok)
             raise
 
-    def _admit(self, subjects: list[Subject]) -> None:
+    def _admit(self, subjects: list[Subject], timed: bool) -> None:
         """Turn away what is not there, and what would not fit into the memory that is free: nothing is allocated."""
         for subject in subjects:
             if reason := IMPLEMENTATIONS[subject.name].available():
                 subject.fail("SKIPPED", reason)
             elif subject.name == "optimized" and self.kernel and isinstance(self.kernel[1], str):
                 subject.fail("COMPILE_ERROR", self.kernel[1])
-        needed = memory.needed_bytes(self.case, [subject.name for subject in subjects], self.backend.name)
+        names = [subject.name for subject in subjects]
+        needed = memory.needed_bytes(self.case, names, self.backend.name, timed)
         free = self.backend.free_bytes()
         if free is not None and needed > free:
             for subject in subjects:

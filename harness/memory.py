@@ -17,21 +17,26 @@ ORACLE_BYTES, STRETCH_BYTES = 36, 2_000_000_000
 """For each value, of the float64 temporaries of the oracle: 17 to 36 were counted; and what a stretch holds at most."""
 
 
-def needed_bytes(case: Case, implementations: Iterable[str], device: str = "cuda") -> int:
-    """About what the case holds at its peak, the larger of two.
+def needed_bytes(case: Case, implementations: Iterable[str], device: str = "cuda", timed: bool = True) -> int:
+    """About what the case holds at its peak: while parity is checked, or, if more, while it is timed.
 
     Parity: inputs and a copy of them; outputs of the reference and of two poisoned runs; the temporaries of reference
     or oracle. Timing: inputs and, of each implementation, outputs for every turn of the rotation; the reference's
-    temporaries; the copy's buffers.
+    temporaries; the copy's buffers. On a GPU all of that is alive, in the graphs' pools, while what was timed is
+    confirmed: with fresh inputs, copies of outputs, and once more the reference's outputs and all temporaries.
     """
     work, names = family_of(case.function).work(case), tuple(implementations)
     values = work.bytes // (DTYPES[case.dtype].itemsize if case.recipe == "none" else 1)
     temporaries = REFERENCE_BYTES * values
     oracle = min(ORACLE_BYTES * values, max(STRETCH_BYTES, temporaries))
-    parity = 2 * work.read_bytes + 3 * work.written_bytes + max(temporaries, oracle)
-    turns = 1 + ROTATED_BYTES // max(work.bytes, 1) if device == "cuda" else 1
+    judging = work.read_bytes + 3 * work.written_bytes + max(temporaries, oracle)
+    parity = work.read_bytes + judging
+    if not timed:
+        return parity
+    on_gpu = device == "cuda"
+    turns = 1 + ROTATED_BYTES // max(work.bytes, 1) if on_gpu else 1
     outputs = len([name for name in names if name != "copy"])
     timing = min(turns, 64) * (work.read_bytes + outputs * work.written_bytes) + temporaries
     if "copy" in names:
-        timing += work.bytes + (COPIED_BYTES if device == "cuda" else 0)
-    return max(parity, timing)
+        timing += work.bytes + (COPIED_BYTES if on_gpu else 0)
+    return max(parity, timing + (judging if on_gpu else 0))

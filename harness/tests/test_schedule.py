@@ -150,3 +150,11 @@ def test_memory_of_timing_grows_with_what_takes_turns():
 def test_no_case_needs_less_than_its_tensors():
     for case in cases(Options(sweep="all")):
         assert memory.needed_bytes(case, ["optimized"]) >= FAMILIES[case.function].work(case).bytes
+
+
+def test_what_is_confirmed_on_a_gpu_is_held_beside_what_was_timed():
+    case = Case("rmsnorm_bwd", (1 << 18, 8192))
+    names, work = ["reference", "optimized"], FAMILIES[case.function].work(case)
+    parity, timed = (memory.needed_bytes(case, names, timed=timed) for timed in (False, True))
+    assert timed >= parity + 2 * work.written_bytes + memory.REFERENCE_BYTES * work.bytes // 2
+    assert memory.needed_bytes(case, names, "cpu") < timed
