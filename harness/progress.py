@@ -12,6 +12,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Column
 
 from harness.table import time_us
 
@@ -52,9 +53,10 @@ class Reporter:
                 BarColumn(24),
                 TimeElapsedColumn(),
                 TextColumn("{task.fields[left]}"),
-                TextColumn("[bold]{task.description}"),
+                TextColumn("[bold]{task.description}", table_column=Column(ratio=1, no_wrap=True)),
                 console=self.console,
                 transient=True,
+                expand=True,  # a long name is cut, and not the figures before it
             )
             self._progress.start()
             self._task = self._progress.add_task("", total=total, left="")

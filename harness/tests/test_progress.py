@@ -1,0 +1,19 @@
+"""What a run shows while it goes on."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from harness.progress import Reporter
+
+
+@pytest.mark.parametrize("width", (60, 80, 120))
+def test_a_long_name_is_cut_and_not_the_figures(width):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    reporter = Reporter(console)
+    reporter.start(30, 20.0)
+    reporter.finish("rmsnorm_fwd 64x512 bf16", [], 10.0)
+    reporter.begin("layernorm_bwd 33x1023 fp32 layout=expanded zero_centered_gamma=True")
+    reporter.stop()
+    assert " 1/30 cases " in console.file.getvalue() and " 0:00 left layer" in console.file.getvalue()
