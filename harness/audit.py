@@ -1,12 +1,11 @@
 """The audit of a case: what its model says is read, written and computed, against the tensors themselves."""
 
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
 
 from harness.cases import Call, Case, family_of
+from harness.cases.base import tensors_in
 
 
 def audit(case: Case, call: Call, results: Any) -> tuple[dict[str, int], str]:
@@ -19,7 +18,7 @@ def audit(case: Case, call: Call, results: Any) -> tuple[dict[str, int], str]:
     family = family_of(case.function)
     model = family.work(case)
     written = moved_bytes((results, family.in_place(call)))
-    counted = {"read_bytes": moved_bytes((call.args, call.kwargs)), "written_bytes": written}
+    counted = {"read_bytes": moved_bytes(call.tensors()), "written_bytes": written}
     claims = (
         ("bytes read", model.read_bytes, counted["read_bytes"]),
         ("bytes written", model.written_bytes, counted["written_bytes"]),
@@ -36,21 +35,9 @@ def moved_bytes(values: Any) -> int:
     """
     distinct = {
         (each.untyped_storage()._cdata, each.storage_offset(), each.shape, each.stride(), each.dtype): each
-        for each in _tensors(values)
+        for each in tensors_in(values)
     }
     return sum(map(_bytes, distinct.values()))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from _tensors([getattr(value, field.name) for field in fields(value)])
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _bytes(tensor: Tensor) -> int:

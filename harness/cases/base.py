@@ -122,15 +122,15 @@ class Call:
     def tensors(self) -> list[Tensor]:
         """Every input tensor, in order of the arguments: also those in the fields of a quantizer or a quantized
         tensor."""
-        return list(tensors_in((*self.args, *self.kwargs.values())))
+        return list(tensors_in((self.args, self.kwargs)))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of a tuple or list, and of the fields of dataclasses, however deep, in order."""
+    """The tensors of a tuple, list or dict, and of the fields of dataclasses, however deep, in order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
+    elif isinstance(value, (tuple, list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(item)
     elif is_dataclass(value) and not isinstance(value, type):
         for each in fields(value):

@@ -16,4 +16,4 @@ def test_a_long_name_is_cut_and_not_the_figures(width):
     reporter.finish("rmsnorm_fwd 64x512 bf16", [], 10.0)
     reporter.begin("layernorm_bwd 33x1023 fp32 layout=expanded zero_centered_gamma=True")
     reporter.stop()
-    assert " 1/30 cases " in console.file.getvalue() and " 0:00 left layer" in console.file.getvalue()
+    assert " 1/30 cases " in console.file.getvalue() and " 0:00 left l" in console.file.getvalue()
