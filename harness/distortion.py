@@ -52,7 +52,7 @@ class Distortion:
         self._parts.append(torch.stack([
             relative.max(), relative.square().sum(), error.square().sum(), truth.square().sum(),
             *(each.sum().double() for each in (counted, flushed, wrong)),
-            value.new_full((), flushed.numel()),
+            *(value.new_full((), each.numel()) for each in (flushed, codes)),
         ]))
 
     def _unexplained(self, side: Side, value: Tensor, codes: Tensor, units: Tensor) -> Tensor:
@@ -70,15 +70,15 @@ class Distortion:
     def result(self) -> dict[str, float]:
         """max, rms: error in units of the row's largest magnitude; snr_db: Σ value² over Σ error², in dB, infinite
         where nothing was lost; flushed: the share of blocks that became zeros and were not; unexplained: how many
-        codes the format does not explain, lost NaN among them. Waits for the device."""
+        of all codes the format does not explain, lost NaN among them. Waits for the device."""
         if not self._parts:
-            return {"max": 0.0, "rms": 0.0, "snr_db": float("inf"), "flushed": 0.0, "unexplained": 0}
+            return {"max": 0.0, "rms": 0.0, "snr_db": float("inf"), "flushed": 0.0, "unexplained": 0, "codes": 0}
         parts = torch.stack(self._parts)
         worst = parts[:, 0].max().item()
-        squares, noise, signal, count, flushed, wrong, blocks = parts[:, 1:].sum(0).tolist()
+        squares, noise, signal, count, flushed, wrong, blocks, codes = parts[:, 1:].sum(0).tolist()
         snr = 10 * (torch.tensor(signal / noise).log10().item() if signal else 0.0) if noise else float("inf")
         return {"max": worst, "rms": (squares / max(count, 1)) ** 0.5, "snr_db": snr,
-                "flushed": flushed / blocks, "unexplained": int(wrong)}
+                "flushed": flushed / blocks, "unexplained": int(wrong), "codes": int(codes)}
 
 
 def _whole(flags: Tensor, block: int) -> Tensor:

@@ -58,7 +58,7 @@ def judge(
             judged.errors[name] = {"max": found.max, "rms": found.rms,
                                    "reference_max": wanted.max, "reference_rms": wanted.rms}
         else:
-            judged.quantization[name] = _losses(name, found, wanted)
+            judged.quantization[name] = _losses(name, found, wanted, allowance)
             judged.errors[name] = {key: max(side[key] for side in judged.quantization[name].values())
                                    for key in ("max", "rms", "reference_max", "reference_rms")}
     return judged
@@ -107,11 +107,14 @@ class _Meter:
         self._of.add(rows[part.where], part)
 
 
-def _losses(name: str, found: dict, wanted: dict) -> dict[str, dict[str, float]]:
+def _losses(name: str, found: dict, wanted: dict, allowance: Allowance) -> dict[str, dict[str, float]]:
     """Orientation -> what quantization lost, and what it lost in the reference."""
     for side, figures in wanted.items():
         if figures["unexplained"]:
             raise Wrong(f"{name} {side}: the reference itself is off in {figures['unexplained']} codes")
+    for side, figures in found.items():
+        if figures["unexplained"] > allowance.codes * figures["codes"]:
+            raise Wrong(f"{name} {side}: {figures['unexplained']} of {figures['codes']} codes are not the nearest ones")
     kept = ("max", "rms", "snr_db", "flushed")
     return {side: {key: figures[key] for key in kept} | {f"reference_{key}": wanted[side][key] for key in kept}
             for side, figures in found.items()}

@@ -115,7 +115,7 @@ QUANTIZERS = (Float8Quantizer, Float8CurrentScalingQuantizer, MXFP8Quantizer, NV
 
 
 def check(function, input, quantizer):
-    """Refuse what `quantize` does not take: TypeError for types and dtypes, ValueError for shapes, devices, overlaps."""
+    """Refuse what `quantize` does not take: TypeError for types and dtypes, ValueError for shapes, devices, memory."""
     if type(quantizer) not in QUANTIZERS:
         allowed = ", ".join(cls.__name__ for cls in QUANTIZERS)
         refuse(TypeError, function, f"quantizer is {kind(quantizer)}, but must be one of {allowed}")

@@ -63,7 +63,7 @@ class RecipeState:
         return {"step": self.step}
 
     def load_state_dict(self, state):
-        """Go back to where `state_dict` was taken. Errors: ValueError for the state of another recipe or other roles."""
+        """Go back to where `state_dict` was taken. Errors: ValueError for that of another recipe or other roles."""
         own = self.state_dict()
         if state.keys() != own.keys():
             refuse(ValueError, "load_state_dict", f"state has {sorted(state)}, but must have {sorted(own)}")

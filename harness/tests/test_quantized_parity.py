@@ -16,6 +16,7 @@ from harness.sweeps import edge, smoke
 from harness.tests import cheats, quantized_cheats
 from harness.tests.quantized_cheats import CHEATS, case, honest, honest_back
 from optimized.launch import allocator
+from reference import formats
 
 QUANTIZED = [each for each in (*smoke(), *edge()) if each.recipe != "none"]
 RECIPES = ("fp8_delayed", "fp8_current", "mxfp8", "nvfp4")
@@ -163,6 +164,22 @@ def test_what_is_no_twin_has_the_allowance_of_what_is_fused():
     assert "1 of 6144 codes differ" in parity.check(asked, off_by_a_step, "cpu", adversarial=False).reason
     verdict = parity.check(asked, off_by_a_step, "cpu", adversarial=False, twin=False)
     assert verdict.ok and verdict.counts["output"]["code_mismatches"] == 3
+
+
+def test_another_scale_is_no_leave_for_other_rounding():
+    """Values of which all are within a step, but half are not the nearest to what was quantized."""
+    def truncates_under_another_scale(call):
+        x, quantizer = call.args
+        made = reference.quantize(x, quantizer)
+        scale_inv = made.scale_inv * (1 + 2**-9)
+        values = x.float() / scale_inv
+        nearest = formats.encode_fp8(values, quantizer.dtype)
+        data = nearest.view(torch.uint8) - (nearest.float().abs() > values.abs()).to(torch.uint8)
+        return replace(made, scale_inv=scale_inv, rowwise_data=data.view(quantizer.dtype))
+
+    asked = case("fp8_current", dtype="bf16")
+    verdict = parity.check(asked, truncates_under_another_scale, "cpu", adversarial=False, twin=False)
+    assert "of 15360 codes are not the nearest ones" in verdict.reason
 
 
 @pytest.mark.parametrize("asked", [

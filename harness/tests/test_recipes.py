@@ -140,7 +140,7 @@ def test_a_state_goes_back_within_a_process(make):
 def test_the_state_of_another_recipe_is_refused_and_changes_nothing():
     state = DelayedScaling(amax_history_len=3).state(("input",))
     others = {
-        r"amax_history has shape \(1, 1\), but must have \(3, 1\)": DelayedScaling(amax_history_len=1).state(("input",)),
+        r"amax_history has shape \(1, 1\), but must have \(3, 1\)": DelayedScaling(amax_history_len=1).state(ROLES[:1]),
         r"scale has shape \(2,\), but must have \(1,\)": DelayedScaling(amax_history_len=3).state(ROLES[:2]),
         r"state has \['step'\], but must have \['amax_history', 'scale', 'step'\]": MXFP8BlockScaling().state(ROLES),
     }
