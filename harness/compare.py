@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import rows
+from harness.table import counted
 
 COLUMNS = ("graph_us", "cold_us", "warm_us")
 LONG_US = 20.0  # shorter functions are within a few event ticks of each other
@@ -90,7 +91,7 @@ def _change(old: dict[str, Any], new: dict[str, Any]) -> Change | None:
 
 def _largest(found: list[Change]) -> Table:
     """The rows whose judged column moved most, with its intervals' verdict."""
-    table = Table(title=f"Largest changes of {len(found)} rows, new against old", title_justify="left", box=None,
+    table = Table(title=f"Largest changes of {counted(len(found), 'row')}, new against old", title_justify="left", box=None,
                   pad_edge=False)
     for name in ("case", "implementation", "µs", "graph", "cold", "warm", "speed-up", "intervals"):
         table.add_column(name, justify="left" if name in ("case", "implementation", "intervals") else "right")

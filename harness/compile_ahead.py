@@ -10,6 +10,7 @@ from harness import compile_report
 from harness.case_server import CompileServer
 from harness.cases import Case
 from harness.compile_report import Request
+from harness.table import counted
 from harness.workers import START_S, WorkerLost
 
 ATTEMPTS = 3  # to start a process, before it is given up
@@ -60,7 +61,8 @@ class Kernels:
                         self._found(one, f"no compiler could be started: {lost}", keep)
         found = [binary.result() for binary in self._binaries.values()]
         hits = sum(not isinstance(binary, str) and binary.cache_hit for binary in found)
-        return f"{len(found)} kernels for {self.chip.arch} in {time.monotonic() - began:.1f} s, {hits} cached"
+        kernels, spent_s = counted(len(found), "kernel"), time.monotonic() - began
+        return f"{kernels} for {self.chip.arch} in {spent_s:.1f} s, {hits} cached"
 
     async def _attempt(self, compiler: Any, missing: list[Request], threads: int, alone: bool, keep: Callable) -> None:
         try:

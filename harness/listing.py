@@ -11,6 +11,7 @@ from harness.cases import family_of
 from harness.memory import needed_bytes
 from harness.options import Options
 from harness.schedule import Task
+from harness.table import counted
 
 
 def entries(tasks: list[Task]) -> list[dict[str, Any]]:
@@ -70,5 +71,5 @@ def show_tasks(tasks: list[Task], as_json: bool, out: Console) -> int:
     out.print(table)
     minutes, seconds = divmod(round(sum(one["about_s"] for one in found)), 60)
     of = f" of {names}" if names else ""
-    out.print(f"{len(found)} cases{of}; about {minutes}:{seconds:02} min on an H200")
+    out.print(f"{counted(len(found), 'case')}{of}; about {minutes}:{seconds:02} min on an H200")
     return 0

@@ -7,6 +7,7 @@ from typing import Any
 from harness import folder, rows
 from harness.rows import RowsError
 from harness.subject import DOUBTS
+from harness.table import counted
 
 COLUMNS = ("graph_us", "cold_us", "warm_us")
 
@@ -30,7 +31,7 @@ def merge(out: Path, folders: list[Path]) -> int:
         _write_rows(out, found)
     except OSError as error:
         raise RowsError(f"cannot write {folder.shown(out)}: {error.strerror}") from None
-    print(f"{len(found)} rows of {len(folders)} folders in {folder.shown(out)}/rows.jsonl")
+    print(f"{counted(len(found), 'row')} of {counted(len(folders), 'folder')} in {folder.shown(out)}/rows.jsonl")
     return 0
 
 

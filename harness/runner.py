@@ -188,14 +188,14 @@ class Run:
         elif found:
             table.show_checks(self.reporter.console, found)
         failed = [row for row in self.written if row["status"] in rows.FAILURES]
-        self.reporter.say(f"{len(found)} rows in {where}/rows.jsonl, {time.monotonic() - self.began:.0f} s")
+        self.reporter.say(f"{table.counted(len(found), 'row')} in {where}/rows.jsonl, {time.monotonic() - self.began:.0f} s")
         for refusal in self.refusals:
             self.reporter.say(refusal)
         if self.left:
             why = "Interrupted" if interrupted else "Not finished"
             self.reporter.say(f"{why}, cases left: {self.left}; go on with: {self._resume_command(where)}")
         if failed:
-            self.reporter.say(f"{len(failed)} rows failed; they are listed above")
+            self.reporter.say(f"{table.counted(len(failed), 'row')} failed, as listed above")
         return INTERRUPTED if interrupted else FAILED if failed or self.refusals else 0
 
     def _resume_command(self, where: str) -> str:

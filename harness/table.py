@@ -14,6 +14,11 @@ from harness.subject import DOUBTS
 GOOD, FAIR, POOR = "green", "yellow", "red"
 
 
+def counted(count: int, what: str) -> str:
+    """"1 case", "2 cases"."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def cases(found: Iterable[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
     """Rows of cases by case name, then by implementation, in the order of the file; a later row replaces."""
     grouped: dict[str, dict[str, dict[str, Any]]] = {}
@@ -162,7 +167,7 @@ def errors(row: dict[str, Any]) -> tuple[float | None, ...]:
 def compile_table(found: list[dict[str, Any]]) -> Table:
     """One line a specialization: what its compilation took and what it needs of an SM."""
     names = ("kernel", ">ms", "cached", ">registers", ">spills", ">shared", "status")
-    table = _table(f"{len(found)} specializations", names)
+    table = _table(counted(len(found), "specialization"), names)
     for row in found:
         kernel, hit = row["kernel"], "yes" if row["cache_hit"] else ""
         registers, spills = (str(kernel.get(name, "")) for name in ("registers", "spill_bytes"))

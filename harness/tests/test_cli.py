@@ -54,11 +54,11 @@ def test_dry_run_leaves_out_what_a_resumed_run_would_not_run(capsys, tmp_path, m
     names = ["--case", "rmsnorm_fwd 3x16 bf16", "--case", "rmsnorm_fwd 4x16 bf16", "--impl", "reference"]
     row = blank(parse_case("rmsnorm_fwd 3x16 bf16"), "reference", seed=0, device="cpu")
     rows.Writer(tmp_path / "rows.jsonl").write(row | {"status": "NOISY"})
-    for mode, count in (([], 2), (["--resume"], 1), (["--rerun-failed"], 2), (["--fresh"], 2)):
+    for mode, left in ([], "2 cases"), (["--resume"], "1 case"), (["--rerun-failed"], "2 cases"), (["--fresh"], "2 cases"):
         assert main(["bench", "--dry-run", "--out", str(tmp_path), *names, *mode]) == 0
-        assert f"{count} cases of reference" in capsys.readouterr().out
+        assert f"{left} of reference" in capsys.readouterr().out
     assert main(["bench", "--dry-run", *names, "--shard", "1/2"]) == 0
-    assert "1 cases of reference" in capsys.readouterr().out
+    assert "1 case of reference" in capsys.readouterr().out
 
 
 def test_two_runs_are_compared(capsys, tmp_path):
@@ -95,6 +95,7 @@ def test_two_runs_are_compared(capsys, tmp_path):
         (["--seed", str(2**64)], "64 bits"),
         (["--timeout", "0"], "--timeout 0 is not a number of seconds above 0"),
         (["--shard", "3/2"], "--shard '3/2' is not I/N"),
+        (["--shard", ""], "--shard '' is not I/N"),
         (["--devices", "a"], "--devices 'a' is not a list of device numbers"),
         (["--devices", "0"], "--devices 0: no GPU was found"),
     ],

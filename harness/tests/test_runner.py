@@ -237,7 +237,7 @@ def test_ctrl_c_keeps_every_finished_row(tmp_path, implement):
     code, found, text = run(tmp_path / "run")
     assert code == 130
     assert [row["case"] for row in found] == [CASES[0]]
-    assert "Interrupted, cases left: 1" in text and "1 rows in" in text
+    assert "Interrupted, cases left: 1" in text and "1 row in" in text
 
 
 @pytest.mark.parametrize(
