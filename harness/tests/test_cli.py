@@ -54,8 +54,8 @@ def test_dry_run_leaves_out_what_a_resumed_run_would_not_run(capsys, tmp_path, m
     names = ["--case", "rmsnorm_fwd 3x16 bf16", "--case", "rmsnorm_fwd 4x16 bf16", "--impl", "reference"]
     row = blank(parse_case("rmsnorm_fwd 3x16 bf16"), "reference", seed=0, device="cpu")
     rows.Writer(tmp_path / "rows.jsonl").write(row | {"status": "NOISY"})
-    for mode, left in ([], "2 cases"), (["--resume"], "1 case"), (["--rerun-failed"], "2 cases"), (["--fresh"], "2 cases"):
-        assert main(["bench", "--dry-run", "--out", str(tmp_path), *names, *mode]) == 0
+    for mode, left in ("", "2 cases"), ("--resume", "1 case"), ("--rerun-failed", "2 cases"), ("--fresh", "2 cases"):
+        assert main(["bench", "--dry-run", "--out", str(tmp_path), *names, *mode.split()]) == 0
         assert f"{left} of reference" in capsys.readouterr().out
     assert main(["bench", "--dry-run", *names, "--shard", "1/2"]) == 0
     assert "1 case of reference" in capsys.readouterr().out
