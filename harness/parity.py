@@ -118,8 +118,7 @@ def check(case: Case, run: Run, device, seeds=SEEDS, adversarial: bool = True, a
             with _told(f"seed {seed}"):
                 record.worst(_trial(case, call, run, allocator, record))
             record.seeds += 1
-        whole = case.recipe != "none" and case.rows and case.rows % WHOLE_ROWS == 0
-        small = with_rows(case, WHOLE_ROWS if whole else ADVERSARIAL_ROWS)
+        small = few_rows(case)
         for kind in family.adversarial(small) if adversarial else ():
             with _told(kind):
                 _trial(small, family.make(small, device, seeds[0], kind), run, allocator, record)
@@ -128,6 +127,12 @@ def check(case: Case, run: Run, device, seeds=SEEDS, adversarial: bool = True, a
     counts = {name: dict(counted) for name, counted in record.counts.items()}
     return Parity(not reason, reason, record.errors, **record.flags, seeds=record.seeds, counts=counts,
                   quantization=record.quantization)
+
+
+def few_rows(case: Case) -> Case:
+    """The case with as many rows as adversarial values need, on its own way through a kernel."""
+    whole = case.recipe != "none" and case.rows and case.rows % WHOLE_ROWS == 0
+    return with_rows(case, WHOLE_ROWS if whole else ADVERSARIAL_ROWS)
 
 
 def after(case: Case, call: Call, results: Any, before: dict[str, Tensor] | None = None, *, twin: bool = True) -> str:

@@ -11,11 +11,14 @@ import reference
 from harness import confirm, parity
 from harness.cases import Case, family_of, quantization
 from harness.guards import poison
+from harness.quantization_sweeps import quantize
 from harness.rotation import duplicate
-from harness.sweeps import edge, smoke
+from harness.sweeps import edge, llm, smoke
 from harness.tests import cheats, quantized_cheats
 from harness.tests.quantized_cheats import CHEATS, case, honest, honest_back
 from optimized.launch import allocator
+from optimized.plan import H200
+from optimized.quantization import plan_of
 from reference import formats
 
 QUANTIZED = [each for each in (*smoke(), *edge()) if each.recipe != "none"]
@@ -70,6 +73,14 @@ def test_the_kernels_give_every_byte_of_the_reference(asked):
     assert verdict.ok, verdict.reason
     assert verdict.fully_written or not verdict.counts["output"].get("codes", verdict.counts["output"].get("values"))
     assert verdict.guards_ok and verdict.inputs_unchanged and verdict.bitwise_repeatable
+
+
+def test_adversarial_values_take_the_kernel_that_is_timed():
+    def kernel(asked):
+        return plan_of("quantize", *family_of("quantize").make(asked, "meta", 0).args, chip=H200).kernel
+
+    sweep = [asked for asked in (*QUANTIZED, *llm(), *quantize()) if asked.function == "quantize" and asked.rows]
+    assert [asked.name for asked in sweep if kernel(asked) != kernel(parity.few_rows(asked))] == []
 
 
 def test_counts_are_kept_of_what_fails():
