@@ -34,6 +34,16 @@ def changes(old: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]) -> lis
     return [change for key, row in before.items() if key in after and (change := _change(row, after[key]))]
 
 
+def differences(old: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]) -> list[str]:
+    """What else than the code may have moved the times, a sentence each: another GPU, another environment."""
+    said = []
+    for name, text in (("gpu", "GPU"), ("environment", "environment")):
+        before, after = (sorted({str(row[name]) for row in found}) for found in (old, new))
+        if before and after and before != after:
+            said.append(f"Another {text}: {', '.join(before)}; now {', '.join(after)}")
+    return said
+
+
 def unmatched(old: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]) -> list[str]:
     """What only one run has, or what has another status in the other, a sentence each."""
     before, after = _cases(old), _cases(new)
@@ -64,6 +74,8 @@ def show(console: Console, old: list[dict[str, Any]], new: list[dict[str, Any]])
             inside, count = within(found, name, 0.015)
             console.print(f"{name}: {len(every)} rows in both, changed by {median(every):.2%} in the median; over "
                           f"{LONG_US:g} µs {inside} of {count} by under 1.5 %, {within(found, name, 0.01)[0]} by under 1 %")
+    for line in differences(old, new):
+        console.print(line, markup=False)
     said = unmatched(old, new)
     for line in said[:SHOWN]:
         console.print(line, markup=False)

@@ -92,11 +92,11 @@ class RunFolder:
     def write(self, row: dict[str, Any], samples: dict[str, list[float]] | None = None) -> None:
         """Append one row, and its samples (column -> µs per call) to samples.jsonl; both are on the disk when this
         returns."""
+        self._writer.write(row)  # first: on a full disk the samples are what can be spared
+        self.known.add(row)
         if samples:
             self._samples = self._samples or rows.Writer(self.path / "samples.jsonl")
             self._samples.write({name: row[name] for name in rows.IDENTITY} | {"samples_us": samples})
-        self._writer.write(row)
-        self.known.add(row)
 
     def describe(self, entry: dict[str, Any]) -> None:
         """Add one entry to environment.json."""

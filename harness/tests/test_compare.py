@@ -58,6 +58,13 @@ def test_what_is_missing_or_worse_is_said(old):
     assert all(line in shown(old, new) for line in said)
 
 
+def test_another_gpu_or_environment_is_said(old):
+    new = [row | {"gpu": "NVIDIA B200", "environment": "fedcba987654"} for row in old]
+    assert compare.differences(old, old) == []
+    text = shown(old, new)
+    assert "Another GPU: NVIDIA H200; now NVIDIA B200" in text and "Another environment: " in text
+
+
 def test_a_repeated_row_counts_once_and_as_last_measured(old):
     new = [slower(old[0], 2.0), *old]
     assert compare.changes(old, new)[0].changes["graph_us"] == 0
