@@ -98,11 +98,11 @@ def accuracy() -> Figure:
         for kind, recipe, size, snr_db in points:
             if kind == distribution:
                 index = recipes.index(recipe)  # the earlier the larger, so that one behind another shows
-                panel.scatter([size], [snr_db], s=100 - 12 * index, label=recipe, linewidths=0, **style.look(index))
+                panel.scatter([size], [snr_db], s=240 / (1 + index), label=recipe, linewidths=0, **style.look(index))
         panel.set(title=distribution, xlabel="bytes an element", xlim=(0.45, 1.15))
     axes[0].set_ylabel("signal-to-noise ratio, dB")
     handles, labels = axes[0].get_legend_handles_labels()
-    axes[-1].legend(handles, labels, fontsize=7, loc="lower right")
+    axes[0].legend(handles, labels, fontsize=7, loc="upper left", markerscale=0.7, frameon=True)
     return figure
 
 
