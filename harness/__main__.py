@@ -211,7 +211,10 @@ def _env() -> int:
 
 def _doctor(as_json: bool) -> int:
     if not gpu_present():
-        print("No GPU was found: there is nothing to measure.", file=sys.stderr)
+        if as_json:
+            print(json.dumps({"doubts": ["No GPU was found."], "fit": False}, indent=1))
+        else:
+            print("No GPU was found: there is nothing to measure.", file=sys.stderr)
         return 3
     from harness.doctor import examine
 

@@ -186,6 +186,12 @@ def test_importing_the_command_line_imports_nothing_slow():
     assert done.stdout.strip() == "set()"
 
 
+def test_doctor_without_a_gpu_answers_in_json_where_asked_to(capsys, monkeypatch):
+    monkeypatch.setattr("harness.__main__.gpu_present", lambda: False)
+    assert main(["doctor", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out) == {"doubts": ["No GPU was found."], "fit": False}
+
+
 def test_doctor_without_a_gpu_is_one_line(capsys, monkeypatch):
     monkeypatch.setattr("harness.__main__.gpu_present", lambda: False)
     assert main(["doctor"]) == 3
