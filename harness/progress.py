@@ -34,7 +34,7 @@ class Reporter:
         self.console = console or open_console()
         self._live = self.console.is_terminal
         self._progress = None
-        self._done, self._total, self._began = 0, 0, 0.0
+        self._done, self._total, self._began = 0, 0, None
         self._done_s, self._total_s = 0.0, 0.0
 
     def say(self, message: str) -> None:
@@ -43,7 +43,7 @@ class Reporter:
 
     def start(self, total: int, total_s: float, what: str = "cases") -> None:
         """Begin a stretch of `total` steps, guessed to take `total_s` seconds; only shares of it count."""
-        self._done, self._total, self._began = 0, total, time.monotonic()
+        self._done, self._total, self._began = 0, total, None
         self._done_s, self._total_s = 0.0, total_s
         if self._live:
             self._progress = Progress(
@@ -62,7 +62,8 @@ class Reporter:
             self._task = self._progress.add_task("", total=total, left="")
 
     def begin(self, name: str) -> None:
-        """The step that is running now."""
+        """The step that is running now. Time is counted from the first one: what comes before it is not like the rest."""
+        self._began = self._began or time.monotonic()
         if self._progress:
             self._progress.update(self._task, description=name)
 

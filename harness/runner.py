@@ -99,8 +99,8 @@ class Run:
             await seat.stop()
 
     async def _measure(self, seat: Seat, task: Task) -> None:
-        self.reporter.begin(task.case.name)
         await seat.worker(task.family)
+        self.reporter.begin(task.case.name)
         kernels = await self.kernels
         kernel = await kernels.of(task.case) if kernels and self.on_gpu and "optimized" in task.names else None
         written: list[dict[str, Any]] = []

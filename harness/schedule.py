@@ -1,7 +1,7 @@
 """What a run takes in which order: cases with their implementations, what each costs, and one share of several."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness import options as chosen
@@ -11,15 +11,18 @@ from harness.folder import Known
 from harness.options import Options
 
 COPY_TBS = 4.28  # of an H200: what the estimates stand on
-CASE_S, PASSES = 0.6, 3000  # a case takes about CASE_S and PASSES times its bytes at the copy rate
+CASE_S, REPLICATE_S, PASSES = 0.6, 0.3, 6300
+"""A case takes about CASE_S, REPLICATE_S for each replicate, and PASSES times its bytes at the copy rate: fitted to a run
+of the llm sweep in five replicates."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A case, and the implementations that are to be run for it."""
+    """A case, the implementations that are to be run for it, and how often each is measured."""
 
     case: Case
     names: tuple[str, ...]
+    replicates: int = 1
 
     @property
     def family(self) -> str:
@@ -29,12 +32,12 @@ class Task:
     @property
     def about_s(self) -> float:
         """A rough guess of what the case, parity included, takes on an H200."""
-        return about_s(self.case)
+        return about_s(self.case, self.replicates)
 
 
-def about_s(case: Case) -> float:
+def about_s(case: Case, replicates: int = 1) -> float:
     """A rough guess of what a case, parity included, takes on an H200."""
-    return CASE_S + PASSES * limit_us(case) / 1e6
+    return CASE_S + REPLICATE_S * replicates + PASSES * limit_us(case) / 1e6
 
 
 def limit_us(case: Case) -> float:
@@ -63,7 +66,8 @@ def tasks(options: Options, cpu: Any = None) -> tuple[list[Case], list[Task]]:
     """
     asked, names = chosen.cases(options), chosen.implementations(options)
     cases = cpu.cases(asked) if cpu else asked
-    every = {case: Task(case, tuple(cpu.names(case, names) if cpu else names)) for case in cases}
+    replicates = options.limits.replicates
+    every = {case: Task(case, tuple(cpu.names(case, names) if cpu else names), replicates) for case in cases}
     mine = [every[case] for case in share(cases, options.shard)]
     families = list(dict.fromkeys(task.family for task in mine))
     return asked, sorted(mine, key=lambda task: families.index(task.family))
@@ -76,7 +80,7 @@ def missing(planned: Iterable[Task], seed: int, device: str, known: Known) -> li
     for task in planned:
         blanks = {name: blank(task.case, name, seed=seed, device=device) for name in task.names}
         if not any(known.mendable(row) for row in blanks.values()):
-            task = Task(task.case, tuple(name for name, row in blanks.items() if not known.stands(row)))
+            task = replace(task, names=tuple(name for name, row in blanks.items() if not known.stands(row)))
         if task.names:
             found.append(task)
     return found
