@@ -75,7 +75,8 @@ class Gpu:
     def time(self, case: Case, call: Call, runs: list[tuple[Subject, Callable[[Call], Any]]]) -> None:
         """Fill in the time columns of every subject, each with what runs it.
 
-        All implementations of the case take turns, A B B A, over the same rotating inputs.
+        All implementations of the case take turns, A B B A within a replicate and from one to the next, over the same
+        rotating inputs.
         """
         work = family_of(case.function).work(case)
         inputs = rotation.inputs(call, work.bytes, self.device.l2_bytes)
@@ -84,8 +85,9 @@ class Gpu:
             with subject.guarded(self):
                 timed.append(self._prepared(subject, inputs, [partial(run, one) for one in inputs]))
         with Telemetry(self.index) as telemetry:
-            for _ in range(self.limits.replicates):
-                self._replicate([one for one in timed if one.subject.ok])
+            for number in range(self.limits.replicates):
+                ready = [one for one in timed if one.subject.ok]
+                self._replicate(ready[::-1] if number % 2 else ready)
         for subject, _ in runs:
             subject.fields["gpu_state"] = telemetry.state()
         for one in timed:

@@ -168,6 +168,14 @@ def test_replicates_are_pooled_and_kept_apart(gpu):
     assert ours.fields["gpu_state"] == {"sm_mhz": 1980, "power_w": None}
 
 
+def test_replicates_begin_with_the_one_that_the_last_has_ended_with(gpu, monkeypatch):
+    gpu.limits, orders, replicate = replace(gpu.limits, replicates=3), [], gpu._replicate
+    monkeypatch.setattr(gpu, "_replicate", lambda timed: (
+        orders.append([one.subject.name for one in timed]), replicate(timed)))
+    measure(gpu, reference=runs(gpu, 400.0), optimized=runs(gpu, 50.0))
+    assert orders == [["reference", "optimized"], ["optimized", "reference"], ["reference", "optimized"]]
+
+
 def test_speedup_of_a_single_replicate_has_no_interval(gpu):
     found = measure(gpu, reference=runs(gpu, 400.0), optimized=runs(gpu, 50.0))
     assert found["optimized"].fields["speedup"] == {"median": pytest.approx(8.0), "ci_low": None, "ci_high": None}
