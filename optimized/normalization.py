@@ -16,13 +16,13 @@ from torch import Tensor
 
 from optimized import plan as plans
 from optimized.launch import Launch, allocate, chip, untraced
-from optimized.plan import TYPES, Plan, Problem
+from optimized.operands import Prepared, on_gpu, pitch, regular, signature, type_of
+from optimized.plan import Plan, Problem
 from reference import tensors
 
 _DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # DType of kernels/device/dtype.cuh
 MAX_COLS = 2**31 - 1
-MAX_PREPARED = 4096
-_prepared: dict = {}
+_prepared = Prepared()
 
 
 def layernorm_fwd(input, weight, bias, eps, quantizer=None, sm_margin=0, zero_centered_gamma=False):
@@ -63,11 +63,11 @@ def plan_of(function: str, *args, chip: plans.Chip, **kwargs) -> Plan:
     if function.endswith("_fwd"):
         tensors.norm_forward(function, **({"bias": None} | a))
         weight, bias = _alike(a["weight"], a.get("bias"))
-        problem = _forward_problem(function, _regular(a["input"]), weight, bias, a["zero_centered_gamma"])
+        problem = _forward_problem(function, regular(a["input"]), weight, bias, a["zero_centered_gamma"])
         return plans.norm_forward(problem, chip, a["sm_margin"])
     operands = [a["dz"], a["x"], a.get("add"), a.get("mu"), a["rsigma"], a["gamma"]]
     _check_backward(function, operands, a["sm_margin"], a["zero_centered_gamma"])
-    rowwise = [None if t is None else _regular(t) for t in operands[:3]]
+    rowwise = [None if t is None else regular(t) for t in operands[:3]]
     return plans.norm_backward(_backward_problem(function, *rowwise, a["gamma"]), chip, a["sm_margin"])
 
 
@@ -88,7 +88,7 @@ def _forward(function, input, weight, bias, *, eps, quantizer, sm_margin, zero_c
         return untraced(_forward)(function, input, weight, bias, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
                                   zero_centered_gamma=zero_centered_gamma)
     try:
-        key = (function, _signature(input), _signature(weight), bias if bias is None else _signature(bias), eps,
+        key = (function, signature(input), signature(weight), bias if bias is None else signature(bias), eps,
                type(eps), quantizer, sm_margin, type(sm_margin), zero_centered_gamma, type(zero_centered_gamma))
         ready = _prepared.get(key)
     except (AttributeError, TypeError, RuntimeError):
@@ -96,11 +96,11 @@ def _forward(function, input, weight, bias, *, eps, quantizer, sm_margin, zero_c
     if ready is None:
         options = {"eps": eps, "sm_margin": sm_margin, "zero_centered_gamma": zero_centered_gamma}
         tensors.norm_forward(function, input, weight, bias, quantizer=quantizer, **options)
-        _on_gpu(function, "input", input)
-        regular = (_regular(input), *_alike(weight, bias))
-        if any(a is not b for a, b in zip((input, weight, bias), regular)):
-            return _forward(function, *regular, quantizer=None, **options)
-        ready = _remember(key, _prepare_forward(function, input, weight, bias, **options))
+        _takes(function, "input", input)
+        dense = (regular(input), *_alike(weight, bias))
+        if any(a is not b for a, b in zip((input, weight, bias), dense)):
+            return _forward(function, *dense, quantizer=None, **options)
+        ready = _prepared.keep(key, _prepare_forward(function, input, weight, bias, **options))
 
     device = input.device
     y = allocate(ready.shape, input.dtype, device)
@@ -117,7 +117,7 @@ def _backward(function, operands, sm_margin, zero_centered_gamma):
     if torch.compiler.is_dynamo_compiling():
         return untraced(_backward)(function, operands, sm_margin, zero_centered_gamma)
     try:
-        key = (function, *[t if t is None else _signature(t) for t in operands], sm_margin, type(sm_margin),
+        key = (function, *[t if t is None else signature(t) for t in operands], sm_margin, type(sm_margin),
                zero_centered_gamma, type(zero_centered_gamma))
         ready = _prepared.get(key)
     except (AttributeError, TypeError, RuntimeError):
@@ -125,12 +125,12 @@ def _backward(function, operands, sm_margin, zero_centered_gamma):
     dz, x, add, mu, rsigma, gamma = operands
     if ready is None:
         _check_backward(function, operands, sm_margin, zero_centered_gamma)
-        _on_gpu(function, "x", x)
-        regular = (*[t if t is None else _regular(t) for t in (dz, x, add)],
-                   *[t if t is None else t.contiguous() for t in (mu, rsigma, gamma)])
-        if any(a is not b for a, b in zip(operands, regular)):
-            return _backward(function, regular, sm_margin, zero_centered_gamma)
-        ready = _remember(key, _prepare_backward(function, operands, sm_margin, zero_centered_gamma))
+        _takes(function, "x", x)
+        dense = (*[t if t is None else regular(t) for t in (dz, x, add)],
+                 *[t if t is None else t.contiguous() for t in (mu, rsigma, gamma)])
+        if any(a is not b for a, b in zip(operands, dense)):
+            return _backward(function, dense, sm_margin, zero_centered_gamma)
+        ready = _prepared.keep(key, _prepare_backward(function, operands, sm_margin, zero_centered_gamma))
 
     device = x.device
     dx = allocate(ready.shape, x.dtype, device)
@@ -143,13 +143,6 @@ def _backward(function, operands, sm_margin, zero_centered_gamma):
     return (dx, dgamma) if dbeta is None else (dx, dgamma, dbeta)
 
 
-def _remember(key, ready: _Ready) -> _Ready:
-    """Keep `ready`; a process that meets ever new shapes starts anew instead of growing."""
-    if len(_prepared) >= MAX_PREPARED:
-        _prepared.clear()
-    _prepared[key] = ready
-    return ready
-
 
 def _prepare_forward(function, input, weight, bias, *, eps, sm_margin, zero_centered_gamma) -> _Ready:
     problem = _forward_problem(function, input, weight, bias, zero_centered_gamma)
@@ -157,7 +150,7 @@ def _prepare_forward(function, input, weight, bias, *, eps, sm_margin, zero_cent
         return _Ready(None, tuple(input.shape), 0)
     plan = plans.norm_forward(problem, chip(input.device), sm_margin)
     scalars = (
-        numpy.int64(problem.rows), numpy.int64(_pitch(input)), numpy.int32(problem.cols),
+        numpy.int64(problem.rows), numpy.int64(pitch(input)), numpy.int32(problem.cols),
         numpy.int32(plan.row_threads), numpy.float32(eps), numpy.float32(1 / problem.cols),
     )
     return _Ready(Launch(plan, input.device, 6, scalars), tuple(input.shape), problem.rows)
@@ -168,8 +161,8 @@ def _prepare_backward(function, operands, sm_margin, zero_centered_gamma) -> _Re
     problem = _backward_problem(function, dz, x, add, gamma)
     plan = plans.norm_backward(problem, chip(x.device), sm_margin)
     scalars = (
-        numpy.int64(problem.rows), numpy.int64(_pitch(x)), numpy.int64(_pitch(dz)),
-        numpy.int64(0 if add is None else _pitch(add)), numpy.int32(problem.cols), numpy.int32(plan.row_threads),
+        numpy.int64(problem.rows), numpy.int64(pitch(x)), numpy.int64(pitch(dz)),
+        numpy.int64(0 if add is None else pitch(add)), numpy.int32(problem.cols), numpy.int32(plan.row_threads),
         numpy.float32(zero_centered_gamma), numpy.float32(1 / problem.cols),
         numpy.int32(_DTYPE_CODES[x.dtype if add is None else add.dtype]), numpy.int32(plan.stages),
         numpy.int32(plan.stage_bytes), numpy.int32(plan.stages_offset),
@@ -186,23 +179,18 @@ def _check_backward(function, operands, sm_margin, zero_centered_gamma):
         sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
 
 
-def _on_gpu(function, name, tensor):
-    if tensor.device.type != "cuda":
-        raise ValueError(f"{function}: {name} is on {tensor.device}, but optimized needs it on a CUDA device")
+def _takes(function, name, tensor):
+    on_gpu(function, name, tensor)
     if tensor.shape[-1] > MAX_COLS:
         raise ValueError(f"{function}: {name} has rows of {tensor.shape[-1]} elements, but optimized takes {MAX_COLS}")
 
-
-def _signature(t: Tensor) -> tuple:
-    """All that checks and plans look at."""
-    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15
 
 
 def _forward_problem(function, input, weight, bias, zero_centered_gamma) -> Problem:
     norm = "LayerNorm" if function == "layernorm_fwd" else "RmsNorm"
     cols = input.shape[-1]
     vector = _vector(cols, [input], [t for t in (weight, bias) if t is not None])
-    return Problem(norm, input.shape[:-1].numel(), cols, _type(input), _type(weight), vector=vector,
+    return Problem(norm, input.shape[:-1].numel(), cols, type_of(input.dtype), type_of(weight.dtype), vector=vector,
                    zero_centered=zero_centered_gamma)
 
 
@@ -210,12 +198,9 @@ def _backward_problem(function, dz, x, add, gamma) -> Problem:
     norm = {"layernorm_bwd": "LayerNorm", "rmsnorm_bwd": "RmsNorm", "rmsnorm_bwd_add": "RmsNormAdd"}[function]
     cols, rowwise = x.shape[-1], [t for t in (x, dz, add) if t is not None]
     vector = _vector(cols, rowwise, [gamma])
-    return Problem(norm, x.shape[:-1].numel(), cols, _type(x), _type(gamma), _type(dz),
-                   None if add is None else _type(add), vector, _bulk(cols, rowwise, gamma))
+    return Problem(norm, x.shape[:-1].numel(), cols, type_of(x.dtype), type_of(gamma.dtype), type_of(dz.dtype),
+                   None if add is None else type_of(add.dtype), vector, _bulk(cols, rowwise, gamma))
 
-
-def _type(t: Tensor) -> str:
-    return TYPES[str(t.dtype).removeprefix("torch.")]
 
 
 def _vector(cols: int, rowwise: list[Tensor], columnwise: list[Tensor]) -> int:
@@ -223,7 +208,7 @@ def _vector(cols: int, rowwise: list[Tensor], columnwise: list[Tensor]) -> int:
     def fits(vector):
         units = [(t, min(16, vector * t.element_size())) for t in rowwise + columnwise]
         return cols % vector == 0 and all(t.data_ptr() % unit == 0 for t, unit in units) and all(
-            _pitch(t) * t.element_size() % unit == 0 for t, unit in units[:len(rowwise)])
+            pitch(t) * t.element_size() % unit == 0 for t, unit in units[:len(rowwise)])
 
     vector = 16 // max(t.element_size() for t in rowwise[:2])
     while not fits(vector):
@@ -234,28 +219,10 @@ def _vector(cols: int, rowwise: list[Tensor], columnwise: list[Tensor]) -> int:
 def _bulk(cols: int, rowwise: list[Tensor], gamma: Tensor) -> bool:
     """Whether the copy engine can fetch rows and gamma, also in slabs of whole eights of columns."""
     return cols % 8 == 0 and gamma.data_ptr() % 16 == 0 and all(
-        t.data_ptr() % 16 == 0 and _pitch(t) * t.element_size() % 16 == 0 for t in rowwise)
+        t.data_ptr() % 16 == 0 and pitch(t) * t.element_size() % 16 == 0 for t in rowwise)
 
 
 def _alike(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Both dense and of one dtype: of two, float32, which holds either exactly."""
     dtype = weight.dtype if bias is None or bias.dtype == weight.dtype else torch.float32
     return weight.to(dtype).contiguous(), bias if bias is None else bias.to(dtype).contiguous()
-
-
-def _regular(t: Tensor) -> Tensor:
-    """`t` itself where its rows are dense and lie at one distance from each other, else a contiguous copy."""
-    return t if _pitch(t) is not None else t.contiguous()
-
-
-def _pitch(t: Tensor) -> int | None:
-    """Elements from a row to the next; None where there is no such number."""
-    if t.stride(-1) != 1 and t.shape[-1] > 1:
-        return None
-    leading = [(size, stride) for size, stride in zip(t.shape[:-1], t.stride()[:-1]) if size != 1]
-    if not leading or 0 in t.shape:
-        return t.shape[-1]
-    for (_, outer), (size, inner) in zip(leading, leading[1:]):
-        if outer != size * inner:
-            return None
-    return leading[-1][1]

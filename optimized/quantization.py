@@ -16,14 +16,14 @@ from torch import Tensor
 
 from optimized import quantize_plan as plans
 from optimized.launch import Launch, allocate, chip, untraced
-from optimized.plan import TYPES, Chip, Plan
+from optimized.operands import Prepared, on_gpu, pitch, regular, signature, type_of
+from optimized.plan import Chip, Plan
 from reference import formats, quantizers, tensors
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from reference.tensors import Float8Tensor, MXFP8Tensor, NVFP4Tensor
 
-MAX_PREPARED = 4096
 _CODES = {torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2"}
-_prepared: dict = {}
+_prepared = Prepared()
 
 
 def quantize(input, quantizer):
@@ -31,17 +31,17 @@ def quantize(input, quantizer):
     if torch.compiler.is_dynamo_compiling():
         return untraced(quantize)(input, quantizer)
     try:
-        key = (_signature(input), _options(quantizer, input))
+        key = (signature(input), _options(quantizer, input))
         ready = _prepared.get(key)
     except (AttributeError, TypeError, RuntimeError):
         ready = None  # no dense tensor, or nothing that hashes: the checks say what is wrong
     if ready is None:
         quantizers.check("quantize", input, quantizer)
-        _on_gpu("quantize", "input", input)
-        regular = _regular(input)
-        if regular is not input:
-            return quantize(regular, quantizer)
-        ready = _remember(key, _prepare(input, quantizer))
+        on_gpu("quantize", "input", input)
+        dense = regular(input)
+        if dense is not input:
+            return quantize(dense, quantizer)
+        ready = _prepared.keep(key, _prepare(input, quantizer))
 
     made = [None if each is None else allocate(*each, input.device) for each in ready.outputs]
 
@@ -63,15 +63,15 @@ def dequantize(tensor, dtype):
         return untraced(dequantize)(tensor, dtype)
     try:
         parts = _parts(tensor)
-        key = (type(tensor), *[part if part is None else _signature(part) for part in parts], tensor.shape,
+        key = (type(tensor), *[part if part is None else signature(part) for part in parts], tensor.shape,
                tensor.rowwise_data is None, dtype)
         ready = _prepared.get(key)
     except (AttributeError, TypeError, RuntimeError):
         ready = None
     if ready is None:
         tensors.check("dequantize", tensor, dtype)
-        _on_gpu("dequantize", "tensor", tensor)
-        ready = _remember(key, _prepare_back(tensor, dtype))
+        on_gpu("dequantize", "tensor", tensor)
+        ready = _prepared.keep(key, _prepare_back(tensor, dtype))
 
     y = allocate(*ready.outputs[0], tensor.device)
 
@@ -88,7 +88,7 @@ def plan_of(function: str, *args, chip: Chip, **kwargs) -> Plan:
     given = inspect.signature(globals()[function]).bind(*args, **kwargs).arguments
     if function == "quantize":
         quantizers.check(function, **given)
-        return plans.quantize(_work(_regular(given["input"]), given["quantizer"]), chip)
+        return plans.quantize(_work(regular(given["input"]), given["quantizer"]), chip)
     tensors.check(function, **given)
     return _planned_back(given["tensor"], given["dtype"], chip)[0]
 
@@ -106,7 +106,7 @@ def _prepare(input: Tensor, quantizer) -> _Ready:
     work = _work(input, quantizer)
     plan = plans.quantize(work, chip(input.device))
     scalars = (
-        numpy.int64(work.rows), numpy.int64(work.cols), numpy.int64(_pitch(input)),
+        numpy.int64(work.rows), numpy.int64(work.cols), numpy.int64(pitch(input)),
         numpy.int32(_on_16_bytes(input, work)), numpy.int32(work.flat),
         numpy.int32(getattr(quantizer, "force_pow_2_scales", False)),
         numpy.float32(getattr(quantizer, "amax_epsilon", 0.0)),
@@ -118,9 +118,9 @@ def _prepare(input: Tensor, quantizer) -> _Ready:
 def _work(input: Tensor, quantizer) -> plans.Work:
     rows, cols = _matrix(input.shape)
     scheme, block = _scheme(quantizer)
-    flat = rows < 2 or (_pitch(input) == cols and (block is None or cols // block % 4 == 0))
+    flat = rows < 2 or (pitch(input) == cols and (block is None or cols // block % 4 == 0))
     columns = quantizer.columnwise or scheme[-1] == "Squares"
-    x = TYPES[str(input.dtype).removeprefix("torch.")]
+    x = type_of(input.dtype)
     work = plans.Work(scheme, x, rows, cols, tiles=True, columns=columns, flat=flat)
     tiled = replace(work, whole=cols % 8 == 0 and _on_16_bytes(input, work))
     if columns or (tiled.whole and plans.fills_tiles(rows, cols)):
@@ -131,7 +131,7 @@ def _work(input: Tensor, quantizer) -> plans.Work:
 
 def _on_16_bytes(input: Tensor, work: plans.Work) -> bool:
     """Whether runs of eight elements begin at multiples of 16 bytes."""
-    rows_do = work.rows < 2 or (work.flat and not work.tiles) or _pitch(input) * input.element_size() % 16 == 0
+    rows_do = work.rows < 2 or (work.flat and not work.tiles) or pitch(input) * input.element_size() % 16 == 0
     return input.data_ptr() % 16 == 0 and rows_do
 
 
@@ -190,7 +190,7 @@ def _planned_back(tensor, dtype, chip: Chip) -> tuple[Plan, bool]:
     rows, cols = _matrix(tensor.shape)
     block = {"Fp8": None, "Mxfp8": formats.MXFP8_BLOCK, "Nvfp4": formats.NVFP4_BLOCK}[family]
     flat = rows < 2 or block is None or (not columnwise and cols // block % 4 == 0)
-    y = TYPES[str(dtype).removeprefix("torch.")]
+    y = type_of(dtype)
     return plans.dequantize(layout, y, (rows, cols), chip, flat), flat
 
 
@@ -208,22 +208,7 @@ def _options(quantizer, input: Tensor) -> tuple:
     return type(quantizer), quantizer
 
 
-def _remember(key, ready: _Ready) -> _Ready:
-    """Keep `ready`; a process that meets ever new shapes starts anew instead of growing."""
-    if len(_prepared) >= MAX_PREPARED:
-        _prepared.clear()
-    _prepared[key] = ready
-    return ready
 
-
-def _on_gpu(function, name, tensor):
-    if tensor.device.type != "cuda":
-        raise ValueError(f"{function}: {name} is on {tensor.device}, but optimized needs it on a CUDA device")
-
-
-def _signature(t: Tensor) -> tuple:
-    """All that checks and plans look at."""
-    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15
 
 
 def _matrix(shape) -> tuple[int, int]:
@@ -235,21 +220,3 @@ def _dense(t: Tensor) -> Tensor:
     if t.is_contiguous() and t.data_ptr() % 16 == 0:
         return t
     return t.clone(memory_format=torch.contiguous_format)
-
-
-def _regular(t: Tensor) -> Tensor:
-    """`t` itself where its rows are dense and lie at one distance from each other, else a contiguous copy."""
-    return t if _pitch(t) is not None else t.contiguous()
-
-
-def _pitch(t: Tensor) -> int | None:
-    """Elements from a row to the next; None where there is no such number."""
-    if t.stride(-1) != 1 and t.shape[-1] > 1:
-        return None
-    leading = [(size, stride) for size, stride in zip(t.shape[:-1], t.stride()[:-1]) if size != 1]
-    if not leading or 0 in t.shape:
-        return t.shape[-1]
-    for (_, outer), (size, inner) in zip(leading, leading[1:]):
-        if outer != size * inner:
-            return None
-    return leading[-1][1]
