@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from harness import ceilings, confirm, device, rotation, samples, timing
+from harness import ceilings, confirm, device, rotation, timing
 from harness.cases import Call, Case, Work, family_of
 from harness.implementations import IMPLEMENTATIONS
 from harness.options import Profile
+from harness.rows import COLUMNS
 from harness.samples import PRECISION
 from harness.subject import Subject
 from harness.telemetry import Telemetry
 
-COLUMNS = ("graph_us", "cold_us", "warm_us")
 HOST_BOUND = 1.5  # x host cost: a function that takes less is not what decides the time of calls one by one
 WARM_UP_S = 0.025  # of a case, before each replicate
 
@@ -94,7 +94,6 @@ class Gpu:
             if one.subject.ok:
                 with one.subject.guarded(self):
                     self._columns(one, work)
-        _compare(timed)
         while timed:
             self._confirm(timed.pop(0))
         torch.cuda.empty_cache()  # the graphs' private pools
@@ -194,15 +193,3 @@ class Gpu:
             for _ in range(20):
                 self.device.flush()
             self.device.wait()
-
-
-def _compare(timed: list[Timed]) -> None:
-    """Every subject's speed-up over the reference, replicate by replicate."""
-    medians = {
-        one.subject.name: one.subject.fields["replicates"]["graph_us"] for one in timed
-        if one.subject.fields.get("replicates")
-    }
-    for one in timed:
-        ours = medians.get(one.subject.name)
-        if ours and "reference" in medians:
-            one.subject.fields["speedup"] = samples.speedup(medians["reference"], ours)

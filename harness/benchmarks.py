@@ -10,9 +10,9 @@ from harness.backend_cpu import Cpu, without_gpu
 from harness.case_server import CaseServer
 from harness.cases import Case
 from harness.options import Options
+from harness.rows import COLUMNS
 from harness.subject import DeviceLost
 
-COLUMNS = ("graph_us", "warm_us")  # the first that was measured is shown; a CPU has no graph
 SHOWN = (
     "function", "implementation", "shape", "dtype", "recipe", "options", "status", "reason", "bytes", "flops",
     "percent_of_limit", "speedup", "host_us", "gpu", "environment", "repeat",
@@ -97,5 +97,5 @@ def chosen(sweep: str) -> list[tuple[Case, str]]:
 
 def extra_info(row: dict[str, Any], column: str) -> dict[str, Any]:
     """What a benchmark's JSON tells besides its times: the row in short, and every column's median in µs."""
-    medians = {name: row[name]["median"] for name in ("cold_us", "warm_us", "graph_us") if row.get(name)}
+    medians = {name: row[name]["median"] for name in COLUMNS if row.get(name)}
     return {name: row.get(name) for name in SHOWN} | medians | {"column": column}

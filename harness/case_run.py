@@ -9,6 +9,7 @@ from harness import audit, compile_report, memory, parity, rows
 from harness.cases import FAMILIES, Call, Case
 from harness.implementations import IMPLEMENTATIONS
 from harness.options import repeat_command
+from harness.samples import speedup
 from harness.subject import DeviceLost, Subject, work_fields
 
 STAGES = ("inputs", "parity", "timing")
@@ -181,11 +182,15 @@ class CaseRun:
 
 
 def _compare(ready: list[Subject]) -> None:
-    """Write the times of the copy and of the reference, measured in turns with the rest, into every row."""
+    """Write the times of the copy and of the reference, measured in turns with the rest, into every row, and the
+    speed-up over the reference."""
     medians = {
         subject.name: (subject.fields.get("graph_us") or subject.fields.get("warm_us")) for subject in ready
     }
+    replicates = {subject.name: (subject.fields.get("replicates") or {}).get("graph_us") for subject in ready}
     for subject in ready:
         for name in ("copy", "reference"):
             if medians.get(name):
                 subject.fields[f"{name}_us"] = medians[name]["median"]
+        if replicates.get("reference") and replicates[subject.name]:
+            subject.fields["speedup"] = speedup(replicates["reference"], replicates[subject.name])

@@ -12,7 +12,6 @@ from rich.table import Table
 from harness import rows
 from harness.table import counted
 
-COLUMNS = ("graph_us", "cold_us", "warm_us")
 LONG_US = 20.0  # shorter functions are within a few event ticks of each other
 SHOWN = 15
 
@@ -68,7 +67,7 @@ def show(console: Console, old: list[dict[str, Any]], new: list[dict[str, Any]])
     """Print the largest changes, a summary of each column, and what is not in both runs."""
     found = changes(old, new)
     console.print(_largest(found), "")
-    for name in (*COLUMNS, "speedup"):
+    for name in (*rows.COLUMNS, "speedup"):
         every = [abs(change.changes[name]) for change in found if name in change.changes]
         if every:
             inside, count = within(found, name, 0.015)
@@ -89,10 +88,10 @@ def _cases(found: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _change(old: dict[str, Any], new: dict[str, Any]) -> Change | None:
-    judged = next((name for name in COLUMNS if old[name] and new[name]), None)
+    judged = next((name for name in rows.COLUMNS if old[name] and new[name]), None)
     if judged is None:
         return None
-    moved = {name: new[name]["median"] / old[name]["median"] - 1 for name in COLUMNS
+    moved = {name: new[name]["median"] / old[name]["median"] - 1 for name in rows.COLUMNS
              if old[name] and new[name] and old[name]["median"] and new[name]["median"]}
     if old["speedup"] and new["speedup"] and old["implementation"] != "reference":
         moved["speedup"] = new["speedup"]["median"] / old["speedup"]["median"] - 1
@@ -108,7 +107,7 @@ def _largest(found: list[Change]) -> Table:
     for name in ("case", "implementation", "µs", "graph", "cold", "warm", "speed-up", "intervals"):
         table.add_column(name, justify="left" if name in ("case", "implementation", "intervals") else "right")
     for change in sorted(found, key=_moved, reverse=True)[:SHOWN]:
-        cells = [f"{change.changes[name]:+.1%}" if name in change.changes else "" for name in (*COLUMNS, "speedup")]
+        cells = [f"{change.changes[name]:+.1%}" if name in change.changes else "" for name in (*rows.COLUMNS, "speedup")]
         table.add_row(change.row["case"], change.row["implementation"], f"{change.us:.2f}", *cells,
                       "apart" if change.apart else "touch")
     return table

@@ -60,7 +60,7 @@ def examined(torch: Any) -> dict[str, Any]:
         try:
             backend = Gpu(replace(PROFILES["quick"], replicates=REPLICATES))
             found["ceilings"] = backend.ceilings.to_dict()
-            found["noise"] = [each.to_dict() | {"bearable": each.bearable} for each in noise.measure(backend)]
+            found["noise"] = [each.to_dict() for each in noise.measure(backend)]
         except (RuntimeError, DeviceLost) as error:
             found["error"] = first_line(error)
     found |= {"state": watch.state(), "loaded_mhz": watch.loaded_mhz()}
@@ -120,7 +120,7 @@ def _of_the_noise(measured: list[dict[str, Any]]) -> list[str]:
         if each["status"] not in ("OK", "NOISY"):
             said.append(f"{what} is {each['status']}: {each['reason']}.")
         elif not each["bearable"]:
-            said.append(f"{what} differs from itself by ± {each['noise_percent']:.1f} %.")
+            said.append(f"{what} differs from itself by up to {each['floor_percent']:.1f} %.")
     return said
 
 
@@ -166,11 +166,11 @@ def noise_table(measured: list[dict[str, Any]]) -> Table:
     """One line a size class: its time, and the figures of `harness.noise.Noise`."""
     title = f"A/A: rmsnorm_fwd against itself, {REPLICATES} replicates"
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in ("class µs", "shape", "µs", "noise ± %", "mean %", "largest %", "status"):
+    for name in ("class µs", "shape", "µs", "noise ± %", "mean %", "floor %", "largest %", "status"):
         table.add_column(name, justify="left" if name in ("shape", "status") else "right", no_wrap=True)
     for each in measured:
         figures = [_words(each[name], "{:.2f}") for name in (
-            "time_us", "noise_percent", "bias_percent", "largest_percent")]
+            "time_us", "noise_percent", "bias_percent", "floor_percent", "largest_percent")]
         table.add_row(f"{each['class_us']:g}", each["shape"], *figures, each["status"])
     return table
 

@@ -9,7 +9,6 @@ from harness.rows import RowsError
 from harness.subject import DOUBTS
 from harness.table import counted
 
-COLUMNS = ("graph_us", "cold_us", "warm_us")
 
 
 def merge(out: Path, folders: list[Path]) -> int:
@@ -84,7 +83,7 @@ def contradiction(one: dict[str, Any], other: dict[str, Any]) -> str:
     codes = [(row["kernel"] or {}).get("code_digest") for row in (one, other)]
     if codes[0] != codes[1]:
         return "different machine code"
-    for name in COLUMNS:
+    for name in rows.COLUMNS:
         if one[name] and other[name] and not _overlap(one[name], other[name]):
             medians = f"{one[name]['median']:.4g} and {other[name]['median']:.4g}"
             return f"{name} {medians}, beyond their confidence intervals"

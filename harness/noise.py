@@ -36,14 +36,20 @@ class Noise:
     largest_percent: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name."""
-        return asdict(self)
+        """The fields and properties by name."""
+        return asdict(self) | {"floor_percent": self.floor_percent, "bearable": self.bearable}
+
+    @property
+    def floor_percent(self) -> float | None:
+        """The end of the interval that is farther from no difference: what A and B may differ by in another run, also
+        where it is the same in every replicate of this one."""
+        return None if self.noise_percent is None else abs(self.bias_percent) + self.noise_percent
 
     @property
     def bearable(self) -> bool:
-        """Whether the noise is small enough for a measurement: 1 %, under 20 µs 3 %."""
+        """Whether the floor is low enough for a measurement: 1 %, under 20 µs 3 %."""
         limit = SHORT_PERCENT if self.class_us < SHORT_US else PERCENT
-        return self.noise_percent is not None and self.noise_percent <= limit
+        return self.floor_percent is not None and self.floor_percent <= limit
 
 
 def spread(a: Sequence[float], b: Sequence[float]) -> dict[str, float]:

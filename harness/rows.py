@@ -26,6 +26,8 @@ STATUSES = (
     "SKIPPED",
 )
 KINDS = ("case", "compile")
+COLUMNS = ("graph_us", "cold_us", "warm_us")
+"""The times of a row, the one that it is judged by first."""
 FINAL = ("OK", "UNSUPPORTED", "SKIPPED")  # another try would give the same, or nothing better
 FAILURES = ("FAIL_PARITY", "TIMEOUT", "CRASH", "COMPILE_ERROR", "INVALID")
 IDENTITY = (

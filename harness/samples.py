@@ -67,7 +67,8 @@ def speedup(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, float |
     """theirs / ours over pairs of replicate medians: {median, ci_low, ci_high}.
 
     The interval is Student's for the mean of log(theirs / ours), 95 %: replicates are few, and each pair was measured
-    in turns. Null for a single replicate. Raises ValueError where the two have not as many replicates.
+    in turns. It says nothing of what is the same in every replicate of a run, as where buffers lie: see harness.noise.
+    Null for a single replicate. Raises ValueError where the two have not as many replicates.
     """
     logs = [math.log(their / our) for their, our in zip(theirs, ours, strict=True)]
     middle = math.exp(median(logs))

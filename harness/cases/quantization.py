@@ -61,9 +61,9 @@ class Quantize(_Quantization):
         self._known(case)
         recipes.check(case, ("layout",))
         if case.option("with_rht") and case.dtype != "bf16":
-            raise ValueError(f"with_rht needs bf16")
+            raise ValueError("with_rht needs bf16")
         if case.option("with_2d_quantization") and (case.option("with_rht") or case.option("stochastic_rounding")):
-            raise ValueError(f"with_2d_quantization excludes with_rht and stochastic_rounding")
+            raise ValueError("with_2d_quantization excludes with_rht and stochastic_rounding")
 
     def adversarial(self, case: Case) -> tuple[str, ...]:
         """Kinds of values for the input, and of state for its quantizer; none where there are no elements."""

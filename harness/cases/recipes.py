@@ -43,7 +43,7 @@ def check(case: Case, others: tuple[str, ...]) -> None:
             what = "cols" if name == "rowwise" else "rows"
             raise ValueError(f"{size} {what} are no multiple of the block, {block}")
     if "columnwise" in orientations(case) and len(case.shape) < 2:
-        raise ValueError(f"a vector has no columnwise data")
+        raise ValueError("a vector has no columnwise data")
 
 
 def orientations(case: Case) -> tuple[str, ...]:

@@ -69,11 +69,13 @@ def test_classes_take_what_their_names_say():
     assert case_of(2, 4.1).rows == noise.LEAST_ROWS
 
 
-@pytest.mark.parametrize(("class_us", "percent", "bearable"), [
-    (2, 2.9, True), (10, 3.1, False), (50, 0.9, True), (50, 1.1, False), (250, None, False),
+@pytest.mark.parametrize(("class_us", "percent", "bias", "bearable"), [
+    (2, 2.9, 0.0, True), (10, 3.1, 0.0, False), (50, 0.9, 0.0, True), (50, 1.1, 0.0, False), (250, None, None, False),
+    (50, 0.5, 0.4, True), (50, 0.5, 0.6, False), (50, 0.0, -1.1, False),
 ])
-def test_what_is_bearable(class_us, percent, bearable):
-    assert Noise(class_us, "16x4096", "OK", "", noise_percent=percent).bearable == bearable
+def test_what_is_bearable(class_us, percent, bias, bearable):
+    """A difference that every replicate has is one, too, though the interval around it is narrow."""
+    assert Noise(class_us, "16x4096", "OK", "", noise_percent=percent, bias_percent=bias).bearable == bearable
 
 
 class Backend:
