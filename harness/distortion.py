@@ -1,5 +1,6 @@
 """How far quantized values are from what was quantized, and whether the format explains it."""
 
+import math
 from typing import Any
 
 import torch
@@ -72,11 +73,11 @@ class Distortion:
         where nothing was lost; flushed: the share of blocks that became zeros and were not; unexplained: how many
         of all codes the format does not explain, lost NaN among them. Waits for the device."""
         if not self._parts:
-            return {"max": 0.0, "rms": 0.0, "snr_db": float("inf"), "flushed": 0.0, "unexplained": 0, "codes": 0}
+            return {"max": 0.0, "rms": 0.0, "snr_db": math.inf, "flushed": 0.0, "unexplained": 0, "codes": 0}
         parts = torch.stack(self._parts)
         worst = parts[:, 0].max().item()
         squares, noise, signal, count, flushed, wrong, blocks, codes = parts[:, 1:].sum(0).tolist()
-        snr = 10 * (torch.tensor(signal / noise).log10().item() if signal else 0.0) if noise else float("inf")
+        snr = 10 * (math.log10(signal / noise) if signal else 0.0) if noise else math.inf
         return {"max": worst, "rms": (squares / max(count, 1)) ** 0.5, "snr_db": snr,
                 "flushed": flushed / blocks, "unexplained": int(wrong), "codes": int(codes)}
 
