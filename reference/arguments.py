@@ -3,6 +3,8 @@
 An error names function and argument, what was given and what is allowed.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -58,8 +60,40 @@ def are_apart(function, written, others):
     begin, end = _extent(target)
     for other, tensor in others.items():
         first, last = _extent(tensor)
-        if begin < last and first < end:
+        if begin < last and first < end and not _interleave(target, tensor):
             refuse(ValueError, function, f"{name}, which is written, overlaps {other} in memory, but must not")
+
+
+def is_apart_from_itself(function, name, tensor):
+    """ValueError where two elements of a tensor that is written share memory, or may: an expanded one."""
+    if torch.compiler.is_compiling():
+        return
+    reach = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1):
+        if stride <= reach and tensor.numel():
+            refuse(ValueError, function, f"{name}, which is written, overlaps itself in memory: it has shape "
+                                         f"{tuple(tensor.shape)} and strides {tensor.stride()}")
+        reach += stride * (size - 1)
+
+
+def _interleave(a, b):
+    """Whether the runs of a lie between those of b: columns of one buffer, for instance."""
+    (run, pitch), (other_run, other_pitch) = _runs(a), _runs(b)
+    pitch = math.gcd(pitch, other_pitch)
+    distance = (b.data_ptr() - a.data_ptr()) % pitch if pitch else 0
+    return run <= distance and distance + other_run <= pitch
+
+
+def _runs(tensor):
+    """Bytes of the runs without a gap that a tensor is made of, and the unit of the distances between them."""
+    size_bytes = run = tensor.element_size()
+    pitch = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1):
+        if stride * size_bytes <= run:
+            run += stride * size_bytes * (size - 1)
+        else:
+            pitch = math.gcd(pitch, stride * size_bytes)
+    return run, pitch
 
 
 def _extent(tensor):
@@ -71,12 +105,15 @@ def _extent(tensor):
     return first, first + (last + 1) * tensor.element_size()
 
 
-def is_number(function, name, value):
-    """TypeError unless the value is a float or an int, ValueError unless float32 holds it and it is at least 0."""
+def is_number(function, name, value, *, signed=False):
+    """TypeError unless the value is a float or an int, ValueError unless float32 holds it and, if not `signed`, it is
+    at least 0."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         refuse(TypeError, function, f"{name} is {kind(value)}, but must be a float")
-    if not 0 <= value <= torch.finfo(torch.float32).max:
-        refuse(ValueError, function, f"{name} is {value}, but must be finite in float32 and at least 0")
+    largest = torch.finfo(torch.float32).max
+    if not (-largest if signed else 0) <= value <= largest:
+        limit = "" if signed else " and at least 0"
+        refuse(ValueError, function, f"{name} is {value}, but must be finite in float32{limit}")
 
 
 def is_integer(function, name, value, *, least=0, below=None):

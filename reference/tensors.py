@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference import formats
+from reference import formats, products  # products: optimized takes checks from here alone
 from reference.arguments import (
     FLOATS, are_tensors, is_flag, is_integer, is_number, kind, on_one_device, refuse
 )
