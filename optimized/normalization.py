@@ -97,6 +97,8 @@ def _forward(function, input, weight, bias, *, eps, quantizer, sm_margin, zero_c
         options = {"eps": eps, "sm_margin": sm_margin, "zero_centered_gamma": zero_centered_gamma}
         tensors.norm_forward(function, input, weight, bias, quantizer=quantizer, **options)
         _takes(function, "input", input)
+        if quantizer is not None:
+            raise NotImplementedError(f"{function}: quantized outputs are the reference's alone")
         dense = (regular(input), *_alike(weight, bias))
         if any(a is not b for a, b in zip((input, weight, bias), dense)):
             return _forward(function, *dense, quantizer=None, **options)

@@ -4,12 +4,20 @@ A tensor of shape (..., H) is viewed as rows of length H. All arithmetic is floa
 formulas, with one rounding at the end. x, gamma and dz may each be bfloat16, float16 or float32. Results carry
 no autograd graph: the backward functions are the gradient. `sm_margin`, the SMs left to other work, changes no
 value.
+
+With a quantizer, the output of a forward function is `quantize(output, quantizer)`, and its errors are raised before
+anything is written. Delayed scaling alone casts the float32 output itself, and takes the amax of that, not of one
+rounded to input's dtype first.
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from reference import tensors
+from reference.quantization import quantize
+from reference.quantizers import Float8Quantizer
 
 
 @torch.no_grad()
@@ -20,9 +28,9 @@ def layernorm_fwd(input, weight, bias, eps, quantizer=None, sm_margin=0, zero_ce
     with `zero_centered_gamma`.
 
     Shapes: input (..., H); weight and bias H elements, bias may be None
-    -> output (..., H) in input's dtype; mu and rsigma (rows,) float32.
+    -> output (..., H) in input's dtype, or quantized; mu and rsigma (rows,) float32.
     Units: mu that of input, rsigma its inverse; eps that of input squared, inside the root.
-    Errors: ValueError for values, shapes and devices; TypeError for types, dtypes and a quantizer.
+    Errors: ValueError for values, shapes and devices; TypeError for types, dtypes and the quantizer.
     Source: Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450.
     """
     tensors.norm_forward("layernorm_fwd", input, weight, bias, eps=eps, quantizer=quantizer,
@@ -35,7 +43,7 @@ def layernorm_fwd(input, weight, bias, eps, quantizer=None, sm_margin=0, zero_ce
     y = (x - mu) * rsigma * _gain(weight, zero_centered_gamma)
     if bias is not None:
         y = y + bias.flatten().float()
-    return y.to(input.dtype).view(input.shape), mu.flatten(), rsigma.flatten()
+    return _output(y, input, quantizer), mu.flatten(), rsigma.flatten()
 
 
 @torch.no_grad()
@@ -45,9 +53,9 @@ def rmsnorm_fwd(input, weight, eps, quantizer=None, sm_margin=0, zero_centered_g
     g is `weight`, or 1 + `weight` with `zero_centered_gamma`.
 
     Shapes: input (..., H); weight H elements
-    -> output (..., H) in input's dtype; None, in the place of LayerNorm's mu; rsigma (rows,) float32.
+    -> output (..., H) in input's dtype, or quantized; None, in the place of LayerNorm's mu; rsigma (rows,) float32.
     Units: rsigma the inverse of input's; eps that of input squared, inside the root.
-    Errors: ValueError for values, shapes and devices; TypeError for types, dtypes and a quantizer.
+    Errors: ValueError for values, shapes and devices; TypeError for types, dtypes and the quantizer.
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467.
     """
     tensors.norm_forward("rmsnorm_fwd", input, weight, None, eps=eps, quantizer=quantizer,
@@ -55,7 +63,7 @@ def rmsnorm_fwd(input, weight, eps, quantizer=None, sm_margin=0, zero_centered_g
     x = _rows(input)
     rsigma = 1 / (x.square().mean(-1, keepdim=True) + eps).sqrt()
     y = x * rsigma * _gain(weight, zero_centered_gamma)
-    return y.to(input.dtype).view(input.shape), None, rsigma.flatten()
+    return _output(y, input, quantizer), None, rsigma.flatten()
 
 
 @torch.no_grad()
@@ -134,6 +142,14 @@ def _rmsnorm_gradients(dz, x, rsigma, gamma, zero_centered_gamma):
 def _rows(tensor: Tensor) -> Tensor:
     """(..., H) as float32 (rows, H), contiguous so that no sum depends on strides."""
     return tensor.float().reshape(tensor.shape[:-1].numel(), tensor.shape[-1]).contiguous()
+
+
+def _output(y: Tensor, input: Tensor, quantizer):
+    """float32 rows y, shaped like input: in its dtype, or what the quantizer makes of them."""
+    if isinstance(quantizer, Float8Quantizer):
+        return replace(quantize(y.view(input.shape), quantizer), dtype=input.dtype)
+    rounded = y.to(input.dtype).view(input.shape)
+    return rounded if quantizer is None else quantize(rounded, quantizer)
 
 
 def _gain(weight: Tensor, zero_centered: bool) -> Tensor:

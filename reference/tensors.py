@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference import formats, products  # products: optimized takes checks from here alone
+from reference import formats, products, quantizers  # products: optimized takes checks from here alone
 from reference.arguments import (
-    FLOATS, are_tensors, is_flag, is_integer, is_number, kind, on_one_device, refuse
+    FLOATS, are_apart, are_tensors, is_flag, is_integer, is_number, kind, on_one_device, refuse
 )
 from reference.quantized import QuantizedTensor
 
@@ -168,12 +168,17 @@ def norm_forward(function, input, weight, bias, *, eps, quantizer, sm_margin, ze
     vectors = {"weight": weight} | ({} if bias is None else {"bias": bias})
     are_tensors(function, {"input": input} | vectors, FLOATS)
     on_one_device(function, {"input": input} | vectors)
-    if quantizer is not None:
-        refuse(TypeError, function, f"quantizer is {kind(quantizer)}, but only None is supported: "
-                                     "this version has no quantized output")
     is_number(function, "eps", eps)
     _options(function, sm_margin, zero_centered_gamma)
     _hidden(function, "input", input, vectors)
+    if quantizer is None:
+        return
+    if type(quantizer) not in quantizers.QUANTIZERS:
+        allowed = ", ".join(cls.__name__ for cls in quantizers.QUANTIZERS)
+        refuse(TypeError, function, f"quantizer is {kind(quantizer)}, but must be None or one of {allowed}")
+    quantizers.check(function, input, quantizer)
+    if isinstance(quantizer, quantizers.Float8Quantizer):
+        are_apart(function, {"quantizer.amax": quantizer.amax}, vectors)
 
 
 def norm_backward(function, x, gamma, *, like_x, statistics, sm_margin, zero_centered_gamma):

@@ -1,10 +1,14 @@
 """The norms of `reference` where the values are special: constant, huge, tiny, missing, not finite."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import reference
 from harness.tests.norms import BACKWARD, DTYPES, FORWARD, assert_agrees, call, tensors
+from harness.tests.quantize_cases import difference, recipes
+from reference.quantizers import Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 
 ALL = (*FORWARD, *BACKWARD)
 HIDDEN = (*range(1, 131), 1000, 1023, 4095, 4096, 16384)
@@ -109,3 +113,39 @@ def test_sm_margin_changes_nothing(function):
     values = tensors(function, (4, 8))
     for plain, margin in zip(call(function, values), call(function, values, sm_margin=10_000)):
         assert plain is None or torch.equal(plain, margin)
+
+
+@pytest.mark.parametrize("recipe", recipes(), ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("function", FORWARD)
+def test_quantized_output_is_that_of_quantize(function, recipe):
+    """Of y in input's dtype; with delayed scaling of the float32 y, whose amax is the quantizer's."""
+    values = tensors(function, (2, 16, 64))
+    narrow = values | {"input": values["input"].bfloat16()}
+    delayed, quantizer, other = recipe.cls is Float8Quantizer, recipe.make("cpu"), recipe.make("cpu")
+    got, *statistics = call(function, narrow, quantizer=quantizer)
+    wide = narrow | {"input": narrow["input"].float()} if delayed else narrow
+    y, *expected = call(function, wide)
+    want = reference.quantize(y, other)
+    assert difference(got, replace(want, dtype=torch.bfloat16)) == ""
+    assert got.shape == (2, 16, 64)
+    assert [each if each is None else each.tolist() for each in statistics] == [
+        each if each is None else each.tolist() for each in expected]
+    if delayed:
+        assert quantizer.amax.tolist() == other.amax.tolist() and quantizer.amax > 0.5
+
+
+@pytest.mark.parametrize("function", FORWARD)
+def test_quantizer_that_does_not_fit(function):
+    """The errors of quantize, under the name of the norm, and nothing written."""
+    values = tensors(function, (4, 48))
+    for quantizer, words in (
+        (MXFP8Quantizer(), ("48 cols", "32")), (MXFP8Quantizer(rowwise=False, columnwise=True), ("4 rows", "32")),
+        (Float8Quantizer(torch.ones(1, device="meta"), torch.zeros(1, device="meta")), ("meta",)),
+        (Float8Quantizer(torch.ones(1), values["weight"][3:4]), ("quantizer.amax", "weight")),
+    ):
+        with pytest.raises(ValueError) as caught:
+            call(function, values, quantizer=quantizer)
+        assert str(caught.value).startswith(f"{function}: ")
+        assert [word for word in words if word not in str(caught.value)] == []
+    with pytest.raises(TypeError, match="bfloat16"):
+        call(function, values, quantizer=NVFP4Quantizer(with_rht=True, rowwise=False, columnwise=True))
