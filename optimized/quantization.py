@@ -31,7 +31,7 @@ def quantize(input, quantizer):
     if torch.compiler.is_dynamo_compiling():
         return untraced(quantize)(input, quantizer)
     try:
-        key = (signature(input), _options(quantizer, input))
+        key = (signature(input), options_of(quantizer, input))
         ready = _prepared.get(key)
     except (AttributeError, TypeError, RuntimeError):
         ready = None  # no dense tensor, or nothing that hashes: the checks say what is wrong
@@ -45,11 +45,21 @@ def quantize(input, quantizer):
 
     made = [None if each is None else allocate(*each, input.device) for each in ready.outputs]
 
+    ready.launch(input.data_ptr(), *pointers_of(quantizer, made))
+    return assembled(quantizer, made, input)
+
+
+def pointers_of(quantizer, made: list[Tensor | None]) -> tuple[int, ...]:
+    """What the kernels take behind x: the state of the quantizer, outputs and workspace, the random stream."""
     kind = type(quantizer)
     state = (quantizer.scale.data_ptr(), quantizer.amax.data_ptr()) if kind is Float8Quantizer else (0, 0)
     stream = (quantizer.seed, quantizer.offset) if kind is NVFP4Quantizer else (0, 0)
-    ready.launch(input.data_ptr(), *state, *[0 if each is None else each.data_ptr() for each in made], *stream)
-    scale_inv, *data, _ = made
+    return *state, *[0 if each is None else each.data_ptr() for each in made], *stream
+
+
+def assembled(quantizer, made: list[Tensor | None], input: Tensor):
+    """The outputs as the quantized tensor that they are of something with input's shape and dtype."""
+    kind, (scale_inv, *data, _) = type(quantizer), made
     if kind is NVFP4Quantizer:
         return NVFP4Tensor(*data, input.dtype, input.shape)
     if kind is MXFP8Quantizer:
@@ -88,7 +98,7 @@ def plan_of(function: str, *args, chip: Chip, **kwargs) -> Plan:
     given = inspect.signature(globals()[function]).bind(*args, **kwargs).arguments
     if function == "quantize":
         quantizers.check(function, **given)
-        return plans.quantize(_work(regular(given["input"]), given["quantizer"]), chip)
+        return plans.quantize(work_of(regular(given["input"]), given["quantizer"]), chip)
     tensors.check(function, **given)
     return _planned_back(given["tensor"], given["dtype"], chip)[0]
 
@@ -103,19 +113,25 @@ class _Ready:
 
 
 def _prepare(input: Tensor, quantizer) -> _Ready:
-    work = _work(input, quantizer)
+    work = work_of(input, quantizer)
     plan = plans.quantize(work, chip(input.device))
-    scalars = (
+    workspace = ((plan.workspace_bytes // 4,), torch.float32) if plan.workspace_bytes else None
+    launch = Launch(plan, input.device, 13, scalars_of(work, input, quantizer))
+    return _Ready(launch, (*outputs_of(input, quantizer), workspace))
+
+
+def scalars_of(work: plans.Work, input: Tensor, quantizer) -> tuple:
+    """What the kernels take behind the pointers."""
+    return (
         numpy.int64(work.rows), numpy.int64(work.cols), numpy.int64(pitch(input)),
         numpy.int32(_on_16_bytes(input, work)), numpy.int32(work.flat),
         numpy.int32(getattr(quantizer, "force_pow_2_scales", False)),
         numpy.float32(getattr(quantizer, "amax_epsilon", 0.0)),
     )
-    workspace = ((plan.workspace_bytes // 4,), torch.float32) if plan.workspace_bytes else None
-    return _Ready(Launch(plan, input.device, 13, scalars), (*_outputs(input, quantizer), workspace))
 
 
-def _work(input: Tensor, quantizer) -> plans.Work:
+def work_of(input: Tensor, quantizer) -> plans.Work:
+    """What is done with x."""
     rows, cols = _matrix(input.shape)
     scheme, block = _scheme(quantizer)
     flat = rows < 2 or (pitch(input) == cols and (block is None or cols // block % 4 == 0))
@@ -150,7 +166,7 @@ def _scheme(quantizer) -> tuple[tuple[str, ...], int | None]:
     return ("Nvfp4", "Stochastic" if quantizer.stochastic_rounding else "Nearest", blocks), formats.NVFP4_BLOCK
 
 
-def _outputs(input: Tensor, quantizer) -> tuple:
+def outputs_of(input: Tensor, quantizer) -> tuple:
     """scale_inv; data, scales and amax rowwise; the same columnwise: (shape, dtype) or None."""
     rows, cols = _matrix(input.shape)
     shape, dtype, one = tuple(input.shape), quantizer.dtype, ((1,), torch.float32)
@@ -194,7 +210,7 @@ def _planned_back(tensor, dtype, chip: Chip) -> tuple[Plan, bool]:
     return plans.dequantize(layout, y, (rows, cols), chip, flat), flat
 
 
-def _options(quantizer, input: Tensor) -> tuple:
+def options_of(quantizer, input: Tensor) -> tuple:
     """All of a quantizer that checks, plans and outputs depend on: of one storage for amax and input their distance,
     too. Seed and offset go to the kernel anew each time."""
     if type(quantizer) is Float8Quantizer:
