@@ -1,5 +1,6 @@
 #pragma once
 #include "device/dtype.cuh"
+#include "device/fill.cuh"
 #include "device/scope.cuh"
 
 struct LayerNorm { static constexpr bool kCentered = true, kAdds = false; };
@@ -56,10 +57,6 @@ struct Span {
   // Of the CTAs that share a row, the one that writes its statistics.
   __device__ __forceinline__ bool reports() const { return first == 0; }
 };
-
-// Whether a row fills its threads to the last vector.
-struct Whole { static constexpr bool kWhole = true; };
-struct Ragged { static constexpr bool kWhole = false; };
 
 // A thread's vectors of its CTA's span: `first`, then `count` in steps that the compiler knows, since each warp has a
 // run of V * 32 vectors.

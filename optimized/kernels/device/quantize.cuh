@@ -1,4 +1,5 @@
 #pragma once
+#include "device/fill.cuh"
 #include "device/formats.cuh"
 #include "device/grid.cuh"
 #include "device/peak.cuh"
@@ -34,10 +35,6 @@ constexpr int kThreads = 256;
 constexpr int kRun = 8;  // neighbours in a row that a thread handles together
 
 __device__ __forceinline__ i64 round_up(i64 value, i64 unit) { return (value + unit - 1) / unit * unit; }
-
-// Whether every run of eight is whole and lies on 16 bytes in x, or some is not.
-struct Whole { static constexpr bool kWhole = true; };
-struct Ragged { static constexpr bool kWhole = false; };
 
 // Eight elements, of which `count` are there (Whole: all or none); zeros stand for the others.
 template <class X, class Fill>
@@ -103,10 +100,11 @@ struct GridMax {
   }
 };
 
-// Zeros where a padded array of scales, `blocks` for each of `lines`, holds none. By all threads of the grid.
-__device__ __forceinline__ void pad_scales(u8* scales, i64 lines, i64 blocks) {
+// Zeros where a padded array of scales, `blocks` for each of `lines`, holds none. By all threads of the grid, whose
+// CTAs have `threads`.
+__device__ __forceinline__ void pad_scales(u8* scales, i64 lines, i64 blocks, int threads = kThreads) {
   const i64 pitch = round_up(blocks, 4), behind = pitch - blocks, below = (round_up(lines, 128) - lines) * pitch;
-  const i64 first = i64(blockIdx.x) * kThreads + threadIdx.x, step = i64(gridDim.x) * kThreads;
+  const i64 first = i64(blockIdx.x) * threads + threadIdx.x, step = i64(gridDim.x) * threads;
   for (i64 i = first; i < lines * behind; i += step) scales[i / behind * pitch + blocks + i % behind] = 0;
   for (i64 i = first; i < below; i += step) scales[lines * pitch + i] = 0;
 }
