@@ -1,0 +1,41 @@
+#include "device/gemm_general_mma.cuh"
+#include "device/gemm_general_simt.cuh"
+#include "device/ptx/dependency.cuh"
+
+// D (m, n) = alpha * A B (+ C), for any shape, pitch and alignment. A is (m, k) or, where its elements lie across,
+// (k, m); B is (n, k) or (k, n): forward, dgrad and wgrad all read their operands as they are.
+// Reads A and B once a tile of D that needs them, mostly from the L2, (C once,) and writes D once: at least
+// (m k + n k) sizeof(T) + (1 or 2) m n sizeof(D) bytes. The floor is usually that of the arithmetic, 2 m n k.
+template <class Core, class A, class B, class Epilogue>
+__global__ __launch_bounds__(kThreads, 2) void gemm_general(const __grid_constant__ GemmGeneral g) {
+  constexpr int kStages = Core::kStages;
+  auto* const stages = reinterpret_cast<typename Core::Stage*>(dynamic_shared());
+  const Corner corner(g, Core::kM, Core::kN);
+  const Side a = Side::of(A{}, g.a, g.a_pitch, g.m, g.k, g.a_unit), b = Side::of(B{}, g.b, g.b_pitch, g.n, g.k, g.b_unit);
+  wait_for_grids_in_front();
+  let_grid_behind_come();
+
+  Core core;
+  i64 ahead = 0;  // the element of K that the next load begins with
+#pragma unroll
+  for (int i = 0; i + 1 < kStages; ++i, ahead += Core::kDepth) {
+    if (ahead < g.k) core.load(stages[i], a, b, corner, ahead);
+    copy_async_commit();
+  }
+  int full = 0, empty = kStages - 1;
+#pragma unroll 1
+  for (i64 k = 0; k < g.k; k += Core::kDepth, ahead += Core::kDepth) {
+    copy_async_wait<kStages - 2>();
+    __syncthreads();
+    if (ahead < g.k) core.load(stages[empty], a, b, corner, ahead);
+    copy_async_commit();
+    core.multiply(stages[full]);
+    empty = full;
+    full = full + 1 == kStages ? 0 : full + 1;
+  }
+
+  const float alpha = g.factor ? g.alpha * *g.factor : g.alpha;
+  with_type(g.type, [&](auto tag) {
+    core.template finish<Epilogue, typename decltype(tag)::type>(g, alpha, corner);
+  });
+}
