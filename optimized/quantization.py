@@ -194,7 +194,7 @@ def _parts(tensor) -> tuple[Tensor | None, ...]:
 def _prepare_back(tensor, dtype) -> _Ready:
     plan, flat = _planned_back(tensor, dtype, chip(tensor.device))
     rows, cols = _matrix(tensor.shape)
-    scalars = (numpy.int64(rows), numpy.int64(cols), numpy.int64(cols), numpy.int32(flat))
+    scalars = (numpy.int64(rows), numpy.int64(cols), numpy.int32(flat))
     return _Ready(Launch(plan, tensor.device, 4, scalars), ((tuple(tensor.shape), dtype),))
 
 
@@ -207,7 +207,7 @@ def _planned_back(tensor, dtype, chip: Chip) -> tuple[Plan, bool]:
     block = {"Fp8": None, "Mxfp8": formats.MXFP8_BLOCK, "Nvfp4": formats.NVFP4_BLOCK}[family]
     flat = rows < 2 or block is None or (not columnwise and cols // block % 4 == 0)
     y = type_of(dtype)
-    return plans.dequantize(layout, y, (rows, cols), chip, flat), flat
+    return plans.dequantize(layout, y, (rows, cols), chip), flat
 
 
 def options_of(quantizer, input: Tensor) -> tuple:

@@ -51,12 +51,16 @@ def quantize(work: Work, chip: Chip) -> Plan:
     )
 
 
-def dequantize(layout: str, y: str, shape: tuple[int, int], chip: Chip, flat: bool) -> Plan:
+def dequantize(layout: str, y: str, shape: tuple[int, int], chip: Chip) -> Plan:
     """The plan of dequantize from a `layout`, a format type of the kernels; `shape` is rows and cols."""
-    transposed = layout.startswith(("Fp8Columns", "Nvfp4Columns"))
-    grid = _tiles(*shape) if transposed else _strips(*shape, flat)
-    kernel = f"dequantize_{'columns' if transposed else 'rows'}<{layout}, {y}>"
-    return Plan("dequantize.cu", kernel, layout.split("<")[0], max(1, min(grid, MAX_GRID)), THREADS,
+    family, _, code = layout.partition("<")
+    if family == "Mxfp8Columns":
+        kernel, grid = f"dequantize_blocks_down<{code[:-1]}, {y}>", _downs(*shape, 16 // SIZES[y])
+    elif family.endswith("Columns"):
+        kernel, grid = f"dequantize_columns<{layout}, {y}>", _tiles(*shape)
+    else:
+        kernel, grid = f"dequantize_rows<{layout}, {y}>", -(-shape[0] * shape[1] // STRIP)
+    return Plan("dequantize.cu", kernel, family, max(1, min(grid, MAX_GRID)), THREADS,
                 programmatic=chip.is_hopper_or_later)
 
 
@@ -81,6 +85,11 @@ def _ctas(work: Work) -> int:
 
 def _strips(rows: int, cols: int, flat: bool) -> int:
     return -(-(rows * cols if flat else rows * -(-cols // 8) * 8) // STRIP)
+
+
+def _downs(rows: int, cols: int, together: int) -> int:
+    """CTAs whose threads have 8 rows of `together` columns each, or of one where there is a rest."""
+    return -(-(rows // 8 * cols // (1 if cols % together else together)) // THREADS)
 
 
 def _tiles(rows: int, cols: int) -> int:

@@ -5,26 +5,45 @@
 // Reads 1, 33/32 or 9/16 bytes an element and writes sizeof(Y): the floor of this function.
 template <class Format, class Y>
 __global__ __launch_bounds__(kThreads) void dequantize_rows(const __grid_constant__ Dequantize a) {
-  constexpr int kRuns = 4;
+  constexpr int N = kTogether<Y>, kRuns = 32 / N;
   wait_for_grids_in_front();
   let_grid_behind_come();
-  const Format format(a);
-  for (i64 part = blockIdx.x; part * (kRuns * kThreads) < runs_of(a); part += gridDim.x) {
-    Spot at[kRuns];
-    Floats<kRun> v[kRuns];
+  const i64 count = a.rows * a.cols, runs = count / N;
+  for (i64 first = i64(blockIdx.x) * (kRuns * kThreads); first < runs; first += i64(gridDim.x) * (kRuns * kThreads)) {
+    i64 scale[kRuns] = {};
+    if constexpr (Format::kBlock > 0) find_scales<Format::kBlock>(a, (first + threadIdx.x) * N, kThreads * N, scale);
+    typename Format::template Fetched<N> fetched[kRuns] = {};
 #pragma unroll
     for (int i = 0; i < kRuns; ++i) {
-      at[i] = spot_of<Format::kBlock>(a, (part * kRuns + i) * kThreads + threadIdx.x);
-      v[i] = format.values(a, at[i]);
+      const i64 run = first + i * kThreads + threadIdx.x;
+      if (run < runs) fetched[i] = Format::template fetch<N>(a, run * N, scale[i]);
     }
+    const Format format(a);
 #pragma unroll
-    for (int i = 0; i < kRuns; ++i) store_values<Y>(a.y, at[i].place, v[i], at[i].count);
+    for (int i = 0; i < kRuns; ++i) {
+      const i64 run = first + i * kThreads + threadIdx.x;
+      if (run < runs) store_values<Y>(a.y, run * N, format.template values<N>(fetched[i]));
+    }
   }
+  if constexpr (Format::kBlock == 0) {  // blocks leave no rest
+    const i64 place = runs * N + threadIdx.x;
+    if (blockIdx.x == 0 && place < count)
+      store_values<Y>(a.y, place, Format(a).template values<1>(Format::template fetch<1>(a, place, 0)));
+  }
+}
+
+// The same of MXFP8 data whose blocks lie down the columns. The same floor.
+template <class Code, class Y>
+__global__ __launch_bounds__(kThreads) void dequantize_blocks_down(const __grid_constant__ Dequantize a) {
+  wait_for_grids_in_front();
+  let_grid_behind_come();
+  if (a.cols % kTogether<Y> == 0) dequantize_down<Code, Y, kTogether<Y>>(a);
+  else dequantize_down<Code, Y, 1>(a);
 }
 
 // The same of transposed data, (cols, rows), by way of shared memory. The same floor.
 template <class Format, class Y>
-__global__ __launch_bounds__(kThreads, 3) void dequantize_columns(const __grid_constant__ Dequantize a) {
+__global__ __launch_bounds__(kThreads, 4) void dequantize_columns(const __grid_constant__ Dequantize a) {
   __shared__ typename Format::Shared turned;
   wait_for_grids_in_front();
   let_grid_behind_come();
@@ -34,13 +53,15 @@ __global__ __launch_bounds__(kThreads, 3) void dequantize_columns(const __grid_c
   const int top = Lattice::top(), left = Lattice::left();
   for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const i64 row = u32(tile) / across * kEdge, col = u32(tile) % across * kEdge;
-    format.load(a, turned, row, col);
+    Format::load(a, turned, row, col);
     __syncthreads();
-    format.take(a, turned, row, col, top, left);
+    format.take(turned, top, left);
     __syncthreads();
-    const int columns = min(i64(kRun), max(i64(0), a.cols - col - left));
+    const i64 place = (row + top) * a.cols + col + left;
+    const int columns = min(i64(kRun), max(i64(0), a.cols - col - left)), rows = min(i64(kRun), a.rows - row - top);
+    const bool whole = columns == kRun && a.cols % kRun == 0;
 #pragma unroll
     for (int i = 0; i < kRun; ++i)
-      if (row + top + i < a.rows) store_values<Y>(a.y, (row + top + i) * a.cols + col + left, format.row(i), columns);
+      if (i < rows) store_some<Y>(a.y, place + i * a.cols, format.row(i), columns, whole);
   }
 }

@@ -126,8 +126,10 @@ struct E2M1 {
     const u32 even = __byte_perm(top(0, 2), top(4, 6), 0x5410), odd = __byte_perm(top(1, 3), top(5, 7), 0x5410);
     return word - kBias * 17 + ((even >> 4 & 0x08080808u) | (odd & 0x80808080u));
   }
-  // Bits 0 … 3 as a value, exactly.
-  static __device__ __forceinline__ float decode(u32 code) {
-    return __uint_as_float((code & 7) << 22 | (code & 8) << 28) * 0x1p126f;
+  // Codes i and i + 4 of eight, i < 4, exactly: in the upper bits of a half they are 2^-14 times what they stand for.
+  static __device__ __forceinline__ float2 decode_pair(u32 codes, int i) {
+    const u32 magnitudes = (i < 3 ? codes << (9 - 4 * i) : codes >> 3) & 0x0E000E00;
+    const u32 halves = magnitudes | (codes << (12 - 4 * i) & 0x80008000);
+    return __half22float2(__hmul2(reinterpret_cast<const __half2&>(halves), __floats2half2_rn(0x1p14f, 0x1p14f)));
   }
 };

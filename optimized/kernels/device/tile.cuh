@@ -96,8 +96,21 @@ struct Turned {
       }
     }
   }
-  // From such an array, before a barrier.
+  // From such an array, before a barrier. All of a whole tile is on its way before any of it is put down.
   __device__ __forceinline__ void fill(const u8* in, i64 first_column, i64 columns, i64 first_byte, i64 pitch) {
+    constexpr int kEach = kEdge * kChunks / kThreads;
+    if (first_column + kEdge <= columns && first_byte + Bytes <= pitch && pitch % 16 == 0) {
+      const int line = threadIdx.x / kChunks, c = threadIdx.x % kChunks;
+      uint4 fetched[kEach];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const i64 column = first_column + column_of(line + i * (kThreads / kChunks));
+        fetched[i] = *reinterpret_cast<const uint4*>(in + column * pitch + first_byte + 16 * c);
+      }
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) at(line + i * (kThreads / kChunks), c) = fetched[i];
+      return;
+    }
     for (int k = threadIdx.x; k < kEdge * kChunks; k += kThreads) {
       const int line = k / kChunks, c = k % kChunks;
       const i64 column = first_column + column_of(line), byte = first_byte + 16 * c;
@@ -117,18 +130,30 @@ struct Turned {
 // Scales of a tile, `Blocks` (4 or 8) for each of 128 lines; those that do not exist are zeros.
 template <int Blocks>
 struct TileScales {
-  u32 word[kEdge][Blocks / 4];
+  static constexpr int kWords = Blocks / 4;
+  u32 word[kEdge][kWords];
 
   __device__ __forceinline__ void put(int line, int block, u32 code) {
     reinterpret_cast<u8*>(word[line])[block] = code;
+  }
+  __device__ __forceinline__ u32 get(int line, int block) const {
+    return reinterpret_cast<const u8*>(word[line])[block];
   }
   // To the padded array `out`, which has room for whole tiles of lines, and for whole words of `blocks` scales.
   __device__ __forceinline__ void flush(u8* out, i64 first_line, i64 first_block, i64 blocks) {
     const i64 pitch = round_up(blocks, 4);
     const int line = threadIdx.x % kEdge, w = threadIdx.x / kEdge;
-    if (w < Blocks / 4 && first_block + 4 * w < pitch)
+    if (w < kWords && first_block + 4 * w < pitch)
       *reinterpret_cast<u32*>(out + (first_line + line) * pitch + first_block + 4 * w) = word[line][w];
   }
+  // A thread's word of such an array, and its place here.
+  static __device__ __forceinline__ u32 fetch(const u8* in, i64 first_line, i64 first_block, i64 blocks) {
+    static_assert(kEdge * kWords == kThreads, "a word for each thread");
+    const i64 pitch = round_up(blocks, 4), line = first_line + threadIdx.x / kWords;
+    const i64 block = first_block + 4 * (threadIdx.x % kWords);
+    return block < pitch ? *reinterpret_cast<const u32*>(in + line * pitch + block) : 0;
+  }
+  __device__ __forceinline__ void keep(u32 fetched) { word[threadIdx.x / kWords][threadIdx.x % kWords] = fetched; }
 };
 
 // Four words of four bytes as the matrix that they are, transposed.
