@@ -2,18 +2,15 @@
 #include "device/gemm_general_simt.cuh"
 #include "device/ptx/dependency.cuh"
 
-// D (m, n) = alpha * A B (+ C), for any shape, pitch and alignment. A is (m, k) or, where its elements lie across,
-// (k, m); B is (n, k) or (k, n): forward, dgrad and wgrad all read their operands as they are.
-// Reads A and B once a tile of D that needs them, mostly from the L2, (C once,) and writes D once: at least
-// (m k + n k) sizeof(T) + (1 or 2) m n sizeof(D) bytes. The floor is usually that of the arithmetic, 2 m n k.
-template <class Core, class A, class B, class Epilogue>
-__global__ __launch_bounds__(kThreads, 2) void gemm_general(const __grid_constant__ GemmGeneral g) {
+// A tile of D (m, n) = alpha * A B (+ C), for any shape, pitch and alignment. A is (m, k) or, where its elements lie
+// across, (k, m); B is (n, k) or (k, n): forward, dgrad and wgrad all read their operands as they are.
+template <class Core, class Epilogue>
+__device__ __forceinline__ void product(const General& g, u32 tile) {
   constexpr int kStages = Core::kStages;
   auto* const stages = reinterpret_cast<typename Core::Stage*>(dynamic_shared());
-  const Corner corner(g, Core::kM, Core::kN);
-  const Side a = Side::of(A{}, g.a, g.a_pitch, g.m, g.k, g.a_unit), b = Side::of(B{}, g.b, g.b_pitch, g.n, g.k, g.b_unit);
-  wait_for_grids_in_front();
-  let_grid_behind_come();
+  const Corner corner(g, Core::kM, Core::kN, tile);
+  const Side a = Side::of<typename Core::LiesA>(g.a, g.a_pitch, g.m, g.k, g.a_unit);
+  const Side b = Side::of<typename Core::LiesB>(g.b, g.b_pitch, g.n, g.k, g.b_unit);
 
   Core core;
   i64 ahead = 0;  // the element of K that the next load begins with
@@ -33,9 +30,29 @@ __global__ __launch_bounds__(kThreads, 2) void gemm_general(const __grid_constan
     empty = full;
     full = full + 1 == kStages ? 0 : full + 1;
   }
+  core.template finish<Epilogue>(g, g.factor ? g.alpha * *g.factor : g.alpha, corner);
+}
 
-  const float alpha = g.factor ? g.alpha * *g.factor : g.alpha;
-  with_type(g.type, [&](auto tag) {
-    core.template finish<Epilogue, typename decltype(tag)::type>(g, alpha, corner);
-  });
+// One product. Reads A and B once a tile of D that needs them, mostly from the L2, (C once,) and writes D once: at least
+// (m k + n k) sizeof(T) + (1 or 2) m n sizeof(D) bytes. The floor is usually that of the arithmetic, 2 m n k.
+template <class Core, class Epilogue>
+__global__ __launch_bounds__(kThreads, 2) void gemm_general(const __grid_constant__ General g) {
+  wait_for_grids_in_front();
+  let_grid_behind_come();
+  product<Core, Epilogue>(g, blockIdx.x);
+}
+
+struct Pair {
+  Pointers pointers[2];
+  Shape shapes[2];
+};
+
+// Two products that do not depend on each other, the tiles of the second behind those of the first. The same floors.
+template <class Core, class Epilogue, class Core2, class Epilogue2>
+__global__ __launch_bounds__(kThreads, 2) void gemm_general_pair(const __grid_constant__ Pair p) {
+  wait_for_grids_in_front();
+  let_grid_behind_come();
+  const u32 first = p.shapes[0].tiles;
+  if (blockIdx.x < first) product<Core, Epilogue>({p.pointers[0], p.shapes[0]}, blockIdx.x);
+  else product<Core2, Epilogue2>({p.pointers[1], p.shapes[1]}, blockIdx.x - first);
 }

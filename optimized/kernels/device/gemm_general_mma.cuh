@@ -82,6 +82,8 @@ struct Panel {
 // M x N elements of D in the registers of eight warps, two of them above one another.
 template <class T, class A, class B, int M, int N>
 struct TensorCore {
+  using LiesA = A;
+  using LiesB = B;
   static constexpr int kM = M, kN = N, kDepth = 64 / sizeof(T), kStages = 4;
   static constexpr int kHigh = M / 2, kWide = N / 4;       // of a warp
   static constexpr int kBlocks = kHigh / 16, kPairs = kWide / 16;  // of 16 rows; of two times 8 columns
@@ -112,8 +114,8 @@ struct TensorCore {
           Mma<T>::add(sum[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
     }
   }
-  template <class Epilogue, class D>
-  __device__ __forceinline__ void finish(const GemmGeneral& g, float alpha, const Corner& corner) const {
+  template <class Epilogue>
+  __device__ __forceinline__ void finish(const General& g, float alpha, const Corner& corner) const {
     const int lane = threadIdx.x % kWarp;
 #pragma unroll
     for (int i = 0; i < 2 * kBlocks; ++i) {
@@ -122,7 +124,7 @@ struct TensorCore {
 #pragma unroll
       for (int j = 0; j < 2 * kPairs; ++j) {
         const float(&part)[4] = sum[i / 2][j];
-        put<Epilogue, D>(g, alpha, Floats<2>{{part[i % 2 * 2], part[i % 2 * 2 + 1]}}, row,
+        put<Epilogue>(g, alpha, Floats<2>{{part[i % 2 * 2], part[i % 2 * 2 + 1]}}, row,
                          corner.col + left + 8 * j + lane % 4 * 2);
       }
     }

@@ -35,6 +35,8 @@ struct FloatPanel {
 // rows by runs of four columns each. Lanes that read the same are neighbours, so that reads of a warp fall together.
 template <class A, class B, int M, int N>
 struct Simt {
+  using LiesA = A;
+  using LiesB = B;
   static constexpr int kM = M, kN = N, kDepth = 16, kStages = 2;
   static constexpr int kHigh = M / 4, kWide = N / 2;               // of a warp
   static constexpr int kRows = kHigh / 16, kCols = kWide / 32;     // runs of four, of a lane
@@ -70,8 +72,8 @@ struct Simt {
 #pragma unroll
     for (int j = 0; j < kCols; ++j) b[j] = ::load<f32, 4>(&stage.b.values[k][left + 32 * j], 0);
   }
-  template <class Epilogue, class D>
-  __device__ __forceinline__ void finish(const GemmGeneral& g, float alpha, const Corner& corner) const {
+  template <class Epilogue>
+  __device__ __forceinline__ void finish(const General& g, float alpha, const Corner& corner) const {
 #pragma unroll
     for (int i = 0; i < 4 * kRows; ++i) {
       const i64 row = corner.row + top + i / 4 * 16 + i % 4;
@@ -79,7 +81,7 @@ struct Simt {
 #pragma unroll
       for (int j = 0; j < kCols; ++j) {
         const float* s = &sum[i][4 * j];
-        put<Epilogue, D>(g, alpha, Floats<4>{{s[0], s[1], s[2], s[3]}}, row, corner.col + left + 32 * j);
+        put<Epilogue>(g, alpha, Floats<4>{{s[0], s[1], s[2], s[3]}}, row, corner.col + left + 32 * j);
       }
     }
   }
