@@ -141,8 +141,10 @@ class DelayedScaling(Recipe):
     fp8_format: Format = Format.HYBRID
     amax_history_len: int = 1024
     amax_compute_algo: str = "max"
+    reduce_amax: bool = True  # over the ranks of autocast's amax_reduction_group, where torch.distributed runs
 
     def __post_init__(self):
+        is_flag("DelayedScaling", "reduce_amax", self.reduce_amax)
         is_integer("DelayedScaling", "margin", self.margin, least=-100, below=101)
         _is_format("DelayedScaling", "fp8_format", self.fp8_format, Format.E4M3, Format.HYBRID)
         is_integer("DelayedScaling", "amax_history_len", self.amax_history_len, least=1)
@@ -226,29 +228,50 @@ class NVFP4BlockScaling(Recipe):
         )
 
 
-_active = contextvars.ContextVar("recipe", default=None)
+@dataclass(frozen=True, eq=False)
+class Region:
+    """What is inside one `autocast`: its recipe, and the group over which amax is reduced (None: that of all ranks).
+
+    `step` is an object that regions inside one another share: what they quantize belongs to one step.
+    """
+
+    recipe: Recipe
+    amax_reduction_group: object
+    step: object
+
+
+_active = contextvars.ContextVar("region", default=None)
 
 
 @contextlib.contextmanager
-def autocast(enabled=True, *, recipe=None):
+def autocast(enabled=True, *, recipe=None, amax_reduction_group=None):
     """Operations whose forward runs inside quantize by `recipe`; None means DelayedScaling().
 
-    `enabled=False` turns an outer one off. The recipe of forward is also that of the backward that belongs to it.
+    `enabled=False` turns an outer one off. The recipe of forward is also that of the backward that belongs to it. The
+    outermost `autocast` is a step: at the first forward of the next one, delayed scaling takes its new scales.
     Errors: TypeError for what is no bool or no recipe.
     """
     is_flag("autocast", "enabled", enabled)
     if recipe is not None and not isinstance(recipe, Recipe):
         refuse(TypeError, "autocast", f"recipe is {kind(recipe)}, but must be a recipe or None")
-    token = _active.set((recipe or DelayedScaling()) if enabled else None)
+    outer = _active.get()
+    step = object() if outer is None else outer.step
+    token = _active.set(Region(recipe or DelayedScaling(), amax_reduction_group, step) if enabled else None)
     try:
         yield
     finally:
         _active.reset(token)
 
 
+def active_region():
+    """The innermost `autocast` around the call, None where there is none or it is not enabled."""
+    return _active.get()
+
+
 def active_recipe():
     """The recipe of the innermost `autocast` around the call, None where there is none or it is not enabled."""
-    return _active.get()
+    region = _active.get()
+    return region and region.recipe
 
 
 def _is_format(function, name, value, *allowed):

@@ -1,0 +1,70 @@
+"""The fusions of a linear layer with what scales its output and adds it to a residual."""
+
+from reference.ops.basic import AddExtraInput, ConstantScale, ConstantScaleSaved
+from reference.ops.linear import BasicLinear
+from reference.ops.op import FusedOperation
+from reference.ops.pattern import BACKWARD, FORWARD, Fusion
+from reference.ops.quantizing import no_keywords
+
+
+class ForwardLinearScaleAdd(FusedOperation):
+    """residual ← residual + scale · (input · weightᵀ), the forward of BasicLinear, ConstantScale and
+    AddExtraInput(in_place=True), by linear_scale_add_fwd.
+
+    Not with row tensor parallelism, where ranks add up their products before anything else happens to these.
+    Source: TransformerEngine, ForwardLinearScaleAdd.
+    """
+
+    def __init__(self, *, linear: BasicLinear, scale: ConstantScale, add: AddExtraInput):
+        super().__init__((linear, scale, add))
+
+    def fuser_forward(self, basic_op_ctxs, input_, *, basic_op_extra_inputs, prev_op_grad_output_quantizer,
+                      next_op_input_quantizer, basic_op_kwargs):
+        """linear_scale_add_fwd; gives back the residual, as AddExtraInput does."""
+        for op, keywords in zip(self.basic_ops, basic_op_kwargs):
+            no_keywords(op, keywords)
+        linear, scale, _ = self.basic_ops
+        ctx, factor, residual = basic_op_ctxs[0], scale.scale, basic_op_extra_inputs[2][0]
+        kept, x, weight = linear.operands(ctx, input_)
+        ctx.kernels.linear_scale_add_fwd(x, weight, residual, factor)
+        ctx.saved = linear.saved(ctx, kept, weight)
+        if ctx.requires_grad:
+            basic_op_ctxs[1].saved = ConstantScaleSaved(factor)
+        return residual, [(), (), ()]
+
+    @staticmethod
+    def fuse_forward_ops(ops, **unused):
+        """The list `ops`, in forward order, with each BasicLinear, ConstantScale, AddExtraInput(in_place=True) fused."""
+        return FORWARD_LINEAR_SCALE_ADD.fuse(ops)
+
+
+class BackwardLinearScale(FusedOperation):
+    """grad_input = scale · (grad_output · weight), grad_weight = scale · (grad_outputᵀ · input), the backward of
+    BasicLinear and ConstantScale, by linear_scale_bwd.
+
+    Not with column tensor parallelism. Source: TransformerEngine, BackwardLinearScale.
+    """
+
+    def __init__(self, *, scale: ConstantScale, linear: BasicLinear):
+        super().__init__((linear, scale))
+
+    def fuser_backward(self, basic_op_ctxs, grad_output, *, basic_op_grad_extra_outputs):
+        """linear_scale_bwd"""
+        ctx, scale_ctx = basic_op_ctxs
+        grad_input, grad_weight = self.basic_ops[0].gradients(
+            ctx, grad_output, ctx.kernels.linear_scale_bwd, scale_ctx.saved.scale)
+        return grad_input, [(grad_weight,), ()], [(), ()]
+
+    @staticmethod
+    def fuse_backward_ops(ops, **unused):
+        """The list `ops`, in forward order, with each BasicLinear, ConstantScale fused."""
+        return BACKWARD_LINEAR_SCALE.fuse(ops)
+
+
+FORWARD_LINEAR_SCALE_ADD = Fusion(
+    {"linear": BasicLinear, "scale": ConstantScale, "add": AddExtraInput}, ForwardLinearScaleAdd,
+    lambda linear, scale, add: add.in_place and linear.tensor_parallel_mode != "row")
+BACKWARD_LINEAR_SCALE = Fusion(
+    {"linear": BasicLinear, "scale": ConstantScale}, BackwardLinearScale,
+    lambda linear, scale: linear.tensor_parallel_mode != "column")
+FORWARD.built_in, BACKWARD.built_in = (FORWARD_LINEAR_SCALE_ADD,), (BACKWARD_LINEAR_SCALE,)

@@ -1,0 +1,195 @@
+"""The operation fuser: plans which operations are computed together, and is one node of the autograd graph."""
+
+import operator
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from reference import recipes
+from reference.arguments import kind, refuse
+from reference.ops import pattern
+from reference.ops.aliasing import check_in_place
+from reference.ops.op import UNQUANTIZED, OperationContext
+from reference.ops.plan import make_plan
+from reference.ops.quantizing import begin
+from reference.ops.saved import dense, flatten, restore
+from reference.quantized import QuantizedTensor
+
+
+class Node(torch.autograd.Function):
+    """A pipeline as one node of the autograd graph: it runs a plan, forward and backward."""
+
+    @staticmethod
+    def forward(func_ctx, plan, quantizers, keywords, input_, *tensors):
+        """The output; behind it, where there are some, the extra outputs, and the extra inputs that were written on the
+        way. Without a `func_ctx` nothing is kept for backward."""
+        kernels, extra_inputs = plan.kernels, tensors[len(plan.parameters):]
+        contexts = [OperationContext(kernels, *each, own) for each, own in zip(plan.settings, quantizers[1:])]
+        x, outputs = input_, []
+        for step in plan.forward:
+            before, behind = quantizers[step.before].grad_output, quantizers[step.behind].input
+            if step.alone:
+                x = step.op.op_forward(contexts[step.first], x, prev_op_grad_output_quantizer=before,
+                                       next_op_input_quantizer=behind, **keywords[step.first])
+                continue
+            x, made = step.op.fuser_forward(
+                contexts[step.first:step.end], x,
+                basic_op_extra_inputs=[extra_inputs[begin:end] for begin, end in step.extra_inputs],
+                prev_op_grad_output_quantizer=before, next_op_input_quantizer=behind,
+                basic_op_kwargs=keywords[step.first:step.end])
+            outputs += [each for several in made for each in several]
+        if isinstance(x, QuantizedTensor):
+            x = dense(x, kernels)
+        written = [(index, extra_inputs[place]) for index, place in plan.written] if func_ctx else ()
+        hidden = [(index, each) for index, each in written if each is not x]
+        if func_ctx:
+            tensors, func_ctx.forms = flatten(contexts)
+            func_ctx.save_for_backward(*tensors)
+            func_ctx.plan, func_ctx.contexts, func_ctx.hidden = plan, contexts, [index for index, _ in hidden]
+            if written:
+                func_ctx.mark_dirty(*[each for _, each in written])
+            if outputs or hidden:
+                func_ctx.set_materialize_grads(False)
+        return (x, *outputs, *[each for _, each in hidden]) if outputs or hidden else x
+
+    @staticmethod
+    def backward(func_ctx, grad_output, *grad_outputs):
+        """Gradients of the input, the parameters and the extra inputs. Differentiable once."""
+        if torch.is_grad_enabled():
+            return _once(func_ctx, grad_output, *grad_outputs)
+        plan, contexts = func_ctx.plan, func_ctx.contexts
+        restore(contexts, func_ctx.saved_tensors, func_ctx.forms)
+        outputs = grad_outputs[:len(grad_outputs) - len(func_ctx.hidden)]
+        hidden = {} if len(outputs) == len(grad_outputs) else dict(zip(func_ctx.hidden, grad_outputs[len(outputs):]))
+        whole = grad_output is not None and not any(each is None for each in outputs) and all(
+            each is None for each in hidden.values())
+        grad, parameters, extra_inputs = grad_output, [()] * len(contexts), [()] * len(contexts)
+        for step in reversed(plan.backward if whole else plan.unfused):
+            first, end = step.first, step.end
+            if first < plan.first:
+                break
+            if hidden.get(first) is not None:
+                grad = hidden[first] if grad is None else grad + hidden[first]
+            if step.alone:
+                if grad is not None:
+                    grad, parameters[first] = step.op.op_backward(contexts[first], grad)
+                continue
+            made = [outputs[begin:end] for begin, end in step.extra_outputs]
+            if grad is not None or any(each is not None for several in made for each in several):
+                grad, parameters[first:end], extra_inputs[first:end] = step.op.fuser_backward(
+                    contexts[first:end], grad, basic_op_grad_extra_outputs=made)
+        for ctx in contexts:
+            ctx.saved = None
+        return None, None, None, *_gradients(plan, grad, parameters, extra_inputs)
+
+
+@once_differentiable
+def _once(func_ctx, *grad_outputs):
+    return Node.backward(func_ctx, *grad_outputs)
+
+
+def _gradients(plan, grad, parameters, extra_inputs):
+    """In the order of the node's inputs; None for what no gradient came to."""
+    found = [dense(grad, plan.kernels) if plan.requires[0] and grad is not None else None]
+    for given, counts in ((parameters, plan.parameter_counts), (extra_inputs, plan.extra_input_counts)):
+        for each, count in zip(given, counts):
+            found += each or (None,) * count
+    return found
+
+
+class OperationFuser:
+    """A pipeline of basic operations on the function table `kernels`.
+
+    Forward and backward are fused independently, unless `fuse` is False. A plan is made again when the recipe, the
+    tensors that need gradients or a parameter change, and when a fusion is registered.
+    Errors: TypeError for what is no operation; ValueError for one that is there twice.
+    """
+
+    def __init__(self, ops, kernels, fuse=True):
+        self.basic_ops = tuple(basic for op in ops for basic in op.basic_ops)
+        if len({id(op) for op in self.basic_ops}) != len(self.basic_ops):
+            twice = next(op for op in self.basic_ops if sum(op is other for other in self.basic_ops) > 1)
+            refuse(ValueError, "Sequential", f"{type(twice).__name__} is in the pipeline twice: what it keeps from "
+                                             "forward to backward is for one use")
+        self.kernels, self.fuse = kernels, fuse
+        self.num_extra_inputs = sum(op.num_extra_inputs for op in self.basic_ops)
+        self.num_extra_outputs = sum(op.num_extra_outputs for op in self.basic_ops)
+        self.no_keywords = ({},) * len(self.basic_ops)
+        self._slots = [(op._parameters, name) for op in self.basic_ops for name, each in op._parameters.items()
+                       if each is not None]
+        self._plans, self._plan, self._region = {}, None, None
+
+    def __call__(self, input, *extra_inputs, basic_op_kwargs=None):
+        """The output, behind it the extra outputs, in the order of their operations."""
+        plan, quantizers, tensors = self.ready(input, extra_inputs)
+        outputs = plan.run(plan, quantizers, basic_op_kwargs or self.no_keywords, input, *tensors)
+        return self.visible(outputs) if type(outputs) is tuple else outputs
+
+    def visible(self, outputs):
+        """Without those that autograd alone is told of; one by itself where that is all."""
+        return outputs[:1 + self.num_extra_outputs] if self.num_extra_outputs else outputs[0]
+
+    def ready(self, input, extra_inputs):
+        """(plan, quantizers, parameters and extra inputs) of a call, checked.
+
+        Errors: TypeError for what is no tensor; ValueError for another number of extra inputs and for memory that is
+        written and shared; RuntimeError for a leaf that would be written, as PyTorch has it.
+        """
+        if len(extra_inputs) != self.num_extra_inputs:
+            refuse(ValueError, "Sequential", f"{len(extra_inputs)} extra inputs, but its operations take "
+                                             f"{self.num_extra_inputs}")
+        parameters = [held[name] for held, name in self._slots]
+        tensors = (*parameters, *extra_inputs)
+        try:
+            requires = (input.requires_grad, *[t.requires_grad for t in tensors])
+        except AttributeError:
+            wrong = next(t for t in (input, *extra_inputs) if not isinstance(t, Tensor))
+            refuse(TypeError, "Sequential", f"an input is {kind(wrong)}, but must be a torch.Tensor")
+        if not torch.is_grad_enabled():
+            requires = ()
+        region, recomputed = self._where()
+        recipe = region and region.recipe
+        plan = self._plan
+        if plan is None or not self._fits(plan, recipe, requires, parameters):
+            plan = self._plan = self._planned(recipe, requires, parameters)
+        if plan.written:
+            check_in_place(plan, input, parameters, extra_inputs)
+        quantizers = self.unquantized if region is None else self._quantizers(plan, region, input.device, recomputed)
+        return plan, quantizers, tensors
+
+    @property
+    def unquantized(self):
+        """The quantizers of a call that has none, with one more place before and one behind."""
+        return (UNQUANTIZED,) * (len(self.basic_ops) + 2)
+
+    def _where(self):
+        """(region, recomputed) of a call: a forward inside a backward pass is one that a checkpoint computes again; the
+        `autocast` around it may be gone by then, and is that of the last forward."""
+        region = recipes.active_region()
+        if region is None and self._region is None:
+            return None, False
+        recomputed = torch._C._current_graph_task_id() != -1
+        if not recomputed:
+            self._region = region
+        return (region or self._region if recomputed else region), recomputed
+
+    def _fits(self, plan, recipe, requires, parameters):
+        return (plan.requires == requires and (plan.recipe is recipe or plan.recipe == recipe)
+                and plan.versions[0] is pattern.FORWARD.version and plan.versions[1] is pattern.BACKWARD.version
+                and all(map(operator.is_, plan.parameters, parameters)))
+
+    def _planned(self, recipe, requires, parameters):
+        plan = self._plans.get((recipe, requires))
+        if plan is None or not self._fits(plan, recipe, requires, parameters):
+            run = Node.apply if any(requires) else partial(Node.forward, None)
+            plan = self._plans[recipe, requires] = make_plan(self, recipe, requires, parameters, run)
+        return plan
+
+    def _quantizers(self, plan, region, device, recomputed):
+        begin([op for _, op, _, _ in plan.quantizing], region, device, recomputed)
+        found = list(self.unquantized)
+        for place, op, input_requires_grad, weight_requires_grad in plan.quantizing:
+            found[place] = op.quantizers(input_requires_grad, weight_requires_grad)
+        return tuple(found)

@@ -1,0 +1,79 @@
+"""What contexts hold between forward and backward, as the flat list of tensors that autograd keeps."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from reference.quantized import QuantizedTensor
+
+
+class _Quantized(NamedTuple):
+    """The place of the tensors of one quantized tensor, and the rest of it."""
+
+    kind: type
+    names: tuple
+    values: dict
+
+
+_TENSOR = object()  # the place of one tensor
+
+
+def flatten(contexts):
+    """(tensors, forms) of what the contexts hold, which hold nothing afterwards."""
+    tensors, forms = [], []
+    for ctx in contexts:
+        saved, ctx.saved = ctx.saved, None
+        if saved is None:
+            forms.append(None)
+            continue
+        form = []
+        for value in saved:
+            if isinstance(value, Tensor):
+                tensors.append(value)
+                value = _TENSOR
+            elif isinstance(value, QuantizedTensor):
+                held = value.tensors()
+                tensors.extend(held.values())
+                rest = {name: each for name, each in vars(value).items() if name not in held}
+                value = _Quantized(type(value), tuple(held), rest)
+            form.append(value)
+        forms.append((type(saved), form))
+    return tensors, forms
+
+
+def restore(contexts, tensors, forms):
+    """Give the contexts back what `flatten` took."""
+    given = iter(tensors)
+    for ctx, form in zip(contexts, forms):
+        if form is not None:
+            kind, places = form
+            values = [_fill(place, given) for place in places]
+            ctx.saved = tuple(values) if kind is tuple else kind(*values)
+
+
+def _fill(place, given):
+    if place is _TENSOR:
+        return next(given)
+    if type(place) is _Quantized:
+        return place.kind(**{name: next(given) for name in place.names}, **place.values)
+    return place
+
+
+def oriented(tensor, orientation):
+    """A quantized tensor with the data of one orientation, "rowwise" or "columnwise", alone, where it has it."""
+    other = {"rowwise": "columnwise", "columnwise": "rowwise"}[orientation]
+    if getattr(tensor, f"{orientation}_data") is None or getattr(tensor, f"{other}_data") is None:
+        return tensor
+    kept = {name: None if name.startswith(other) else value for name, value in vars(tensor).items()}
+    return type(tensor)(**kept)
+
+
+def has(tensor, quantizer):
+    """Whether a quantized tensor has the orientations that the quantizer makes."""
+    return not ((quantizer.rowwise and tensor.rowwise_data is None)
+                or (quantizer.columnwise and tensor.columnwise_data is None))
+
+
+def dense(tensor, kernels):
+    """A quantized tensor in the dtype that it stands for; any other as it is."""
+    return kernels.dequantize(tensor, tensor.dtype) if isinstance(tensor, QuantizedTensor) else tensor

@@ -1,0 +1,138 @@
+"""Sequential: operations, and other modules among them, one after another."""
+
+import torch
+
+import reference
+from reference.arguments import kind, refuse
+from reference.ops.fuser import OperationFuser
+from reference.ops.op import FusedOperation, FusibleOperation
+
+
+class _Table:
+    """A function table among the attributes that are copied: it is shared. Pickling one fails, as that of any module."""
+
+    def __init__(self, kernels):
+        self.kernels = kernels
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class Sequential(torch.nn.Module):
+    """Operations in a row, on the function table `kernels`; runs of them are fused, unless `fuse` is False.
+
+    Called with an input and the extra inputs of its operations, in their order; gives the output, behind it the extra
+    outputs. Other modules may stand among the operations.
+    Errors: TypeError for what is no module; ValueError for an operation that is there twice.
+    Source: TransformerEngine, Sequential.
+    """
+
+    kernels = reference
+
+    def __init__(self, *ops, kernels=None, fuse=True):
+        super().__init__()
+        self.fuse, self._groups = fuse, None
+        if kernels is not None and kernels is not type(self).kernels:
+            self.kernels = kernels
+        self.extend(ops)
+
+    def append(self, op):
+        """Put an operation or module at the end."""
+        return self.extend((op,))
+
+    def extend(self, ops):
+        """Put operations or modules at the end."""
+        return self._set([*self, *ops])
+
+    def insert(self, index, op):
+        """Put an operation or module before the one at `index`."""
+        held = list(self)
+        held.insert(index, op)
+        return self._set(held)
+
+    def __len__(self):
+        return len(self._modules)
+
+    def __iter__(self):
+        return iter(self._modules.values())
+
+    def __getitem__(self, index):
+        held = list(self)[index]
+        return type(self)(*held, kernels=self.kernels, fuse=self.fuse) if isinstance(index, slice) else held
+
+    def __setitem__(self, index, op):
+        held = list(self)
+        held[index] = op
+        self._set(held)
+
+    def __delitem__(self, index):
+        held = list(self)
+        del held[index]
+        self._set(held)
+
+    def __add__(self, other):
+        return type(self)(*self, *other, kernels=self.kernels, fuse=self.fuse)
+
+    def forward(self, input, *extra_inputs):
+        """The output; behind it the extra outputs of the operations, in their order."""
+        if torch.compiler.is_dynamo_compiling():
+            return torch.compiler.disable(self.forward)(input, *extra_inputs)
+        groups = self._groups or self._regroup()
+        if len(extra_inputs) != self._num_extra_inputs:
+            refuse(ValueError, "Sequential", f"{len(extra_inputs)} extra inputs, but its operations take "
+                                             f"{self._num_extra_inputs}")
+        x, outputs, taken = input, (), 0
+        for group in groups:
+            if type(group) is not OperationFuser:
+                x = group(x)
+                continue
+            begin, taken = taken, taken + group.num_extra_inputs
+            plan, quantizers, tensors = group.ready(x, extra_inputs[begin:taken])
+            x = plan.run(plan, quantizers, group.no_keywords, x, *tensors)
+            if type(x) is tuple:
+                x, *more = x
+                outputs += tuple(more[:group.num_extra_outputs])
+        return (x, *outputs) if outputs else x
+
+    def _set(self, ops):
+        """Hold `ops`, those of fused operations one by one."""
+        held = []
+        for op in ops:
+            if not isinstance(op, torch.nn.Module):
+                refuse(TypeError, "Sequential", f"{op!r} is {kind(op)}, but must be an operation or a module")
+            held += op.basic_ops if isinstance(op, FusedOperation) else [op]
+        twice = {id(op): op for op in held if sum(op is other for other in held) > 1}
+        for op in twice.values():
+            if isinstance(op, FusibleOperation):
+                refuse(ValueError, "Sequential", f"{type(op).__name__} is in the pipeline twice, but what it keeps from "
+                                                 "forward to backward is for one use")
+        self._groups = None
+        self._modules.clear()
+        for index, op in enumerate(held):
+            self.add_module(str(index), op)
+        return self
+
+    def _regroup(self):
+        """Runs of operations, each as one fuser, and the modules between them."""
+        groups, run = [], []
+        for op in (*self, None):
+            if isinstance(op, FusibleOperation):
+                run.append(op)
+                continue
+            if run:
+                groups.append(OperationFuser(run, self.kernels, self.fuse))
+            run = []
+            groups += [] if op is None else [op]
+        self._num_extra_inputs = sum(group.num_extra_inputs for group in groups if type(group) is OperationFuser)
+        self._groups = tuple(groups)
+        return self._groups
+
+    def __getstate__(self):
+        """What copies and pickles hold: fusers can be made again."""
+        state = self.__dict__ | {"_groups": None}
+        return state | {"kernels": _Table(state["kernels"])} if "kernels" in state else state
+
+    def __setstate__(self, state):
+        if isinstance(state.get("kernels"), _Table):
+            state = state | {"kernels": state["kernels"].kernels}
+        super().__setstate__(state)
