@@ -3,22 +3,30 @@
 from reference.arguments import are_apart, is_apart_from_itself
 
 
-def check_in_place(plan, input, parameters, extra_inputs):
+def check_in_place(plan, input, tensors):
     """Refuse to write an extra input that shares memory with the pipeline's other tensors or within itself (ValueError),
     or that autograd would not let be written (RuntimeError, as PyTorch has it)."""
     for _, place in plan.written:
-        target = extra_inputs[place]
+        target = tensors[place]
         if plan.requires:
             _may_be_written(target)
-        begin, end, plain = target.data_ptr(), target.data_ptr() + target.nbytes, target.is_contiguous()
-        for other in (input, *parameters, *extra_inputs[:place], *extra_inputs[place + 1:]):
+        begin, plain = target.data_ptr(), target.is_contiguous()
+        end = begin + target.nbytes
+        for other in (input, *tensors[:place], *tensors[place + 1:]):
             first = other.data_ptr()
-            plain = plain and other.is_contiguous() and (end <= first or first + other.nbytes <= begin)
+            plain = plain and (end <= first or first + other.nbytes <= begin) and other.is_contiguous()
         if not plain:
-            is_apart_from_itself("AddExtraInput", "the extra input", target)
-            others = {"the input": input} | {f"parameter {index}": each for index, each in enumerate(parameters)}
-            others |= {f"extra input {index}": each for index, each in enumerate(extra_inputs) if index != place}
-            are_apart("AddExtraInput", {"the extra input": target}, others)
+            _refuse_shared(plan, target, place, input, tensors)
+
+
+def _refuse_shared(plan, target, place, input, tensors):
+    """Look at every element, and name what overlaps."""
+    is_apart_from_itself("AddExtraInput", "the extra input", target)
+    count = len(plan.parameters)
+    others = {"the input": input} | {
+        f"parameter {index}" if index < count else f"extra input {index - count}": each
+        for index, each in enumerate(tensors) if index != place}
+    are_apart("AddExtraInput", {"the extra input": target}, others)
 
 
 def _may_be_written(target):

@@ -25,34 +25,30 @@ class Node(torch.autograd.Function):
     def forward(func_ctx, plan, quantizers, keywords, input_, *tensors):
         """The output; behind it, where there are some, the extra outputs, and the extra inputs that were written on the
         way. Without a `func_ctx` nothing is kept for backward."""
-        kernels, extra_inputs = plan.kernels, tensors[len(plan.parameters):]
-        contexts = [OperationContext(kernels, *each, own) for each, own in zip(plan.settings, quantizers[1:])]
-        x, outputs = input_, []
+        kernels = plan.kernels
+        contexts = [OperationContext(kernels, *each) for each in zip(*plan.settings, quantizers)]
+        x, outputs = input_, ()
         for step in plan.forward:
-            before, behind = quantizers[step.before].grad_output, quantizers[step.behind].input
+            first, before, behind = step.first, step.before, step.behind
+            before = None if before is None else quantizers[before].grad_output
+            behind = None if behind is None else quantizers[behind].input
             if step.alone:
-                x = step.op.op_forward(contexts[step.first], x, prev_op_grad_output_quantizer=before,
-                                       next_op_input_quantizer=behind, **keywords[step.first])
+                x = step.op.op_forward(contexts[first], x, prev_op_grad_output_quantizer=before,
+                                       next_op_input_quantizer=behind, **keywords[first])
                 continue
             x, made = step.op.fuser_forward(
-                contexts[step.first:step.end], x,
-                basic_op_extra_inputs=[extra_inputs[begin:end] for begin, end in step.extra_inputs],
+                contexts[first:step.end], x, basic_op_extra_inputs=[tensors[each] for each in step.extra_inputs],
                 prev_op_grad_output_quantizer=before, next_op_input_quantizer=behind,
-                basic_op_kwargs=keywords[step.first:step.end])
-            outputs += [each for several in made for each in several]
+                basic_op_kwargs=keywords[first:step.end])
+            if step.has_extra_outputs:
+                outputs += tuple(each for several in made for each in several)
         if isinstance(x, QuantizedTensor):
             x = dense(x, kernels)
-        written = [(index, extra_inputs[place]) for index, place in plan.written] if func_ctx else ()
-        hidden = [(index, each) for index, each in written if each is not x]
-        if func_ctx:
-            tensors, func_ctx.forms = flatten(contexts)
-            func_ctx.save_for_backward(*tensors)
-            func_ctx.plan, func_ctx.contexts, func_ctx.hidden = plan, contexts, [index for index, _ in hidden]
-            if written:
-                func_ctx.mark_dirty(*[each for _, each in written])
-            if outputs or hidden:
+        if func_ctx is not None:
+            outputs += _keep(func_ctx, plan, contexts, x, tensors)
+            if outputs:
                 func_ctx.set_materialize_grads(False)
-        return (x, *outputs, *[each for _, each in hidden]) if outputs or hidden else x
+        return (x, *outputs) if outputs else x
 
     @staticmethod
     def backward(func_ctx, grad_output, *grad_outputs):
@@ -61,28 +57,34 @@ class Node(torch.autograd.Function):
             return _once(func_ctx, grad_output, *grad_outputs)
         plan, contexts = func_ctx.plan, func_ctx.contexts
         restore(contexts, func_ctx.saved_tensors, func_ctx.forms)
-        outputs = grad_outputs[:len(grad_outputs) - len(func_ctx.hidden)]
-        hidden = {} if len(outputs) == len(grad_outputs) else dict(zip(func_ctx.hidden, grad_outputs[len(outputs):]))
-        whole = grad_output is not None and not any(each is None for each in outputs) and all(
-            each is None for each in hidden.values())
-        grad, parameters, extra_inputs = grad_output, [()] * len(contexts), [()] * len(contexts)
-        for step in reversed(plan.backward if whole else plan.unfused):
+        steps, hidden = plan.backward, func_ctx.hidden
+        if grad_outputs:
+            hidden = dict(zip(hidden, grad_outputs[plan.extra_outputs:]))
+            if grad_output is None or any(each is None for each in grad_outputs[:plan.extra_outputs]) or any(
+                    each is not None for each in hidden.values()):
+                steps = plan.unfused
+        grad, parameters, extra_inputs = grad_output, list(plan.no_gradients[0]), list(plan.no_gradients[1])
+        for step in steps:
             first, end = step.first, step.end
-            if first < plan.first:
-                break
-            if hidden.get(first) is not None:
+            if hidden and hidden.get(first) is not None:
                 grad = hidden[first] if grad is None else grad + hidden[first]
             if step.alone:
                 if grad is not None:
                     grad, parameters[first] = step.op.op_backward(contexts[first], grad)
                 continue
-            made = [outputs[begin:end] for begin, end in step.extra_outputs]
+            made = [grad_outputs[each] for each in step.extra_outputs]
             if grad is not None or any(each is not None for several in made for each in several):
                 grad, parameters[first:end], extra_inputs[first:end] = step.op.fuser_backward(
                     contexts[first:end], grad, basic_op_grad_extra_outputs=made)
         for ctx in contexts:
             ctx.saved = None
-        return None, None, None, *_gradients(plan, grad, parameters, extra_inputs)
+        found = [None, None, None, dense(grad, plan.kernels)]
+        for each in (*parameters, *extra_inputs):
+            found += each
+        return tuple(found)
+
+
+_record = super(torch.autograd.Function, Node).apply  # Function.apply first looks, in Python, for what `ready` refuses
 
 
 @once_differentiable
@@ -90,13 +92,19 @@ def _once(func_ctx, *grad_outputs):
     return Node.backward(func_ctx, *grad_outputs)
 
 
-def _gradients(plan, grad, parameters, extra_inputs):
-    """In the order of the node's inputs; None for what no gradient came to."""
-    found = [dense(grad, plan.kernels) if plan.requires[0] and grad is not None else None]
-    for given, counts in ((parameters, plan.parameter_counts), (extra_inputs, plan.extra_input_counts)):
-        for each, count in zip(given, counts):
-            found += each or (None,) * count
-    return found
+def _keep(func_ctx, plan, contexts, x, tensors):
+    """Leave for backward what it needs, and tell autograd what was written; -> that, but for the output itself."""
+    kept, func_ctx.forms = flatten(contexts)
+    func_ctx.save_for_backward(*kept)
+    func_ctx.plan, func_ctx.contexts, func_ctx.hidden = plan, contexts, ()
+    if not plan.written:
+        return ()
+    written = [tensors[place] for _, place in plan.written]
+    func_ctx.mark_dirty(*written)
+    if len(written) == 1 and written[0] is x:
+        return ()
+    func_ctx.hidden = [index for (index, _), each in zip(plan.written, written) if each is not x]
+    return tuple(each for each in written if each is not x)
 
 
 class OperationFuser:
@@ -119,6 +127,7 @@ class OperationFuser:
         self.no_keywords = ({},) * len(self.basic_ops)
         self._slots = [(op._parameters, name) for op in self.basic_ops for name, each in op._parameters.items()
                        if each is not None]
+        self._unquantized = (UNQUANTIZED,) * len(self.basic_ops)
         self._plans, self._plan, self._region = {}, None, None
 
     def __call__(self, input, *extra_inputs, basic_op_kwargs=None):
@@ -149,20 +158,17 @@ class OperationFuser:
             refuse(TypeError, "Sequential", f"an input is {kind(wrong)}, but must be a torch.Tensor")
         if not torch.is_grad_enabled():
             requires = ()
+        if torch._C._are_functorch_transforms_active():
+            refuse(NotImplementedError, "Sequential", "torch.func cannot transform a pipeline")
         region, recomputed = self._where()
         recipe = region and region.recipe
         plan = self._plan
         if plan is None or not self._fits(plan, recipe, requires, parameters):
             plan = self._plan = self._planned(recipe, requires, parameters)
         if plan.written:
-            check_in_place(plan, input, parameters, extra_inputs)
-        quantizers = self.unquantized if region is None else self._quantizers(plan, region, input.device, recomputed)
+            check_in_place(plan, input, tensors)
+        quantizers = self._unquantized if region is None else self._quantizers(plan, region, input.device, recomputed)
         return plan, quantizers, tensors
-
-    @property
-    def unquantized(self):
-        """The quantizers of a call that has none, with one more place before and one behind."""
-        return (UNQUANTIZED,) * (len(self.basic_ops) + 2)
 
     def _where(self):
         """(region, recomputed) of a call: a forward inside a backward pass is one that a checkpoint computes again; the
@@ -183,13 +189,13 @@ class OperationFuser:
     def _planned(self, recipe, requires, parameters):
         plan = self._plans.get((recipe, requires))
         if plan is None or not self._fits(plan, recipe, requires, parameters):
-            run = Node.apply if any(requires) else partial(Node.forward, None)
+            run = _record if any(requires) else partial(Node.forward, None)
             plan = self._plans[recipe, requires] = make_plan(self, recipe, requires, parameters, run)
         return plan
 
     def _quantizers(self, plan, region, device, recomputed):
         begin([op for _, op, _, _ in plan.quantizing], region, device, recomputed)
-        found = list(self.unquantized)
+        found = list(self._unquantized)
         for place, op, input_requires_grad, weight_requires_grad in plan.quantizing:
             found[place] = op.quantizers(input_requires_grad, weight_requires_grad)
         return tuple(found)

@@ -1,5 +1,7 @@
 """Plans: which operation computes what in a pipeline, for calls that are like one another."""
 
+import itertools
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,25 +17,30 @@ class Step:
     """One operation of a plan, which covers the basic operations from `first` to before `end`.
 
     `alone`: a basic operation without extra inputs and outputs of a kind of its own, called at once. before, behind:
-    places, in a call's quantizers, of the operations that are told of; 0 is that of nobody.
+    the basic operations that are told of, None for none. extra_inputs: for each basic operation a slice of the
+    pipeline's parameters and extra inputs; extra_outputs: one of its extra outputs.
     """
 
     op: Any
     first: int
     end: int
     alone: bool
-    before: int
-    behind: int
-    extra_inputs: tuple[tuple[int, int], ...]  # for each basic operation a range of the pipeline's
-    extra_outputs: tuple[tuple[int, int], ...]
+    before: int | None
+    behind: int | None
+    extra_inputs: tuple[slice, ...]
+    extra_outputs: tuple[slice, ...]
+    has_extra_outputs: bool
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Plan:
     """What is kept for calls like one another: their recipe, the tensors that need gradients, the parameters.
 
-    `settings`: of each basic operation whether backward reaches it, and whether its input needs a gradient. `unfused`
-    is `backward` without fusions. `written`: places of the extra inputs that are written, by basic operation.
+    fused: what is computed together, forward and backward, both in forward order. settings: of each basic operation
+    whether backward reaches it; whether its input needs a gradient. forward, backward: steps in the order in which they
+    run; `unfused` is `backward` without fusions. no_gradients: None for each parameter, and for each extra input, of
+    each basic operation. written: (basic operation, place among parameters and extra inputs) of what is written.
+    quantizing: (place, operation, whether its input, and whether its weight, needs a gradient). run: what computes it.
     """
 
     recipe: Any
@@ -41,13 +48,13 @@ class Plan:
     parameters: tuple[Tensor, ...]
     versions: tuple[object, object]
     kernels: Any
-    settings: tuple[tuple[bool, bool], ...]
+    fused: tuple[tuple[Any, ...], tuple[Any, ...]]
+    settings: tuple[tuple[bool, ...], tuple[bool, ...]]
     forward: tuple[Step, ...]
-    first: int  # of the basic operations that backward reaches
     backward: tuple[Step, ...]
     unfused: tuple[Step, ...]
-    parameter_counts: tuple[int, ...]
-    extra_input_counts: tuple[int, ...]
+    no_gradients: tuple[tuple, tuple]
+    extra_outputs: int
     written: tuple[tuple[int, int], ...]
     quantizing: tuple[tuple[int, Any, bool, bool], ...]
     run: Any
@@ -57,58 +64,61 @@ def make_plan(fuser, recipe, requires, parameters, run):
     """The plan of an OperationFuser for calls with `recipe` whose input, parameters and extra inputs need gradients as
     `requires` says, in this order; empty where autograd records nothing. `run` is what computes it."""
     ops = fuser.basic_ops
-    settings, own = _settings(ops, requires)
-    first = next((index for index, (reached, _) in enumerate(settings) if reached), len(ops))
-    fused = [list(ops), list(ops)]
+    reached, inputs, own = _settings(ops, requires)
+    first = reached.index(True) if True in reached else len(ops)
+    fused = ops, ops
     if fuser.fuse:
-        fused = [pattern.FORWARD.fuse(list(ops)), [*ops[:first], *pattern.BACKWARD.fuse(list(ops[first:]))]]
-    offsets = _offsets([op.num_extra_inputs for op in ops])
+        fused = tuple(pattern.FORWARD.fuse(ops)), (*ops[:first], *pattern.BACKWARD.fuse(ops[first:]))
+    backward, unfused = (
+        tuple(step for step in reversed(_steps(each, ops, "fuser_backward", len(parameters))) if step.first >= first)
+        for each in (fused[1], ops))
+    offsets = _slices([op.num_extra_inputs for op in ops], len(parameters))
     return Plan(
-        recipe, requires, tuple(parameters), (pattern.FORWARD.version, pattern.BACKWARD.version), fuser.kernels,
-        settings, forward=_steps(fused[0], ops, "fuser_forward"), first=first,
-        backward=_steps(fused[1], ops, "fuser_backward"), unfused=_steps(ops, ops, "fuser_backward"),
-        parameter_counts=tuple(_count(op) for op in ops),
-        extra_input_counts=tuple(op.num_extra_inputs for op in ops),
-        written=tuple((index, offsets[index][0]) for index, op in enumerate(ops) if op.writes_extra_input),
-        quantizing=tuple((index + 1, op, settings[index][1], own[index]) for index, op in enumerate(ops)
+        recipe, requires, tuple(parameters), (pattern.FORWARD.version, pattern.BACKWARD.version), fuser.kernels, fused,
+        (tuple(reached), tuple(inputs)), _steps(fused[0], ops, "fuser_forward", len(parameters)), backward, unfused,
+        no_gradients=(tuple((None,) * _count(op) for op in ops), tuple((None,) * op.num_extra_inputs for op in ops)),
+        extra_outputs=fuser.num_extra_outputs,
+        written=tuple((index, offsets[index].start) for index, op in enumerate(ops) if op.writes_extra_input),
+        quantizing=tuple((index, op, inputs[index], own[index]) for index, op in enumerate(ops)
                          if isinstance(op, QuantizingOperation)),
         run=run,
     )
 
 
 def _settings(ops, requires):
-    """Of each operation (backward reaches it, its input needs a gradient), and whether a parameter of its own does."""
-    settings, own = [], []
-    reached, rest = requires[:1] == (True,), iter(requires[1:])
-    parameters = [any([next(rest, False) for _ in range(_count(op))]) for op in ops]
+    """Of each operation: whether backward reaches it, whether its input needs a gradient, and a parameter of its own."""
+    rest = iter(requires[1:])
+    own = [any([next(rest, False) for _ in range(_count(op))]) for op in ops]
     extra_inputs = [any([next(rest, False) for _ in range(op.num_extra_inputs)]) for op in ops]
-    for needed, extra in zip(parameters, extra_inputs):
-        settings.append((reached or needed or extra, reached))
-        own.append(needed)
-        reached = reached or needed or extra
-    return tuple(settings), own
+    reached = list(itertools.accumulate(map(operator.or_, own, extra_inputs), operator.or_))
+    reached = [each or requires[:1] == (True,) for each in reached]
+    return reached, [requires[:1] == (True,), *reached[:-1]], own
 
 
 def _count(op):
     return sum(each is not None for each in op._parameters.values())
 
 
-def _offsets(counts):
-    """(begin, end) of each of `counts` things in a row."""
-    ends = [sum(counts[:index + 1]) for index in range(len(counts))]
-    return [(end - count, end) for end, count in zip(ends, counts)]
+def _slices(counts, begin=0):
+    """The slices of `counts` things in a row, of which the first is at `begin`."""
+    ends = list(itertools.accumulate(counts, initial=begin))
+    return [slice(*each) for each in itertools.pairwise(ends)]
 
 
-def _steps(fused, ops, method):
+def _steps(fused, ops, method, parameters):
     """Steps of one direction, in forward order."""
     found, first = [], 0
-    inputs = _offsets([op.num_extra_inputs for op in ops])
-    outputs = _offsets([op.num_extra_outputs for op in ops])
+    inputs = _slices([op.num_extra_inputs for op in ops], parameters)
+    outputs = _slices([op.num_extra_outputs for op in ops])
     for op in fused:
         end = first + len(op.basic_ops)
-        alone = isinstance(op, BasicOperation) and getattr(type(op), method) is getattr(BasicOperation, method)
-        before = first if first and ops[first - 1].takes_quantized_grad_output else 0
-        behind = end + 1 if end < len(ops) and ops[end].takes_quantized_input else 0
-        found.append(Step(op, first, end, alone, before, behind, tuple(inputs[first:end]), tuple(outputs[first:end])))
+        found.append(Step(
+            op, first, end,
+            alone=isinstance(op, BasicOperation) and getattr(type(op), method) is getattr(BasicOperation, method),
+            before=first - 1 if first and ops[first - 1].takes_quantized_grad_output else None,
+            behind=end if end < len(ops) and ops[end].takes_quantized_input else None,
+            extra_inputs=tuple(inputs[first:end]), extra_outputs=tuple(outputs[first:end]),
+            has_extra_outputs=any(each.num_extra_outputs for each in op.basic_ops),
+        ))
         first = end
     return tuple(found)

@@ -1,5 +1,6 @@
 """What contexts hold between forward and backward, as the flat list of tensors that autograd keeps."""
 
+import operator
 from typing import NamedTuple
 
 from torch import Tensor
@@ -22,33 +23,55 @@ def flatten(contexts):
     """(tensors, forms) of what the contexts hold, which hold nothing afterwards."""
     tensors, forms = [], []
     for ctx in contexts:
-        saved, ctx.saved = ctx.saved, None
+        saved = ctx.saved
         if saved is None:
             forms.append(None)
             continue
-        form = []
-        for value in saved:
-            if isinstance(value, Tensor):
-                tensors.append(value)
-                value = _TENSOR
-            elif isinstance(value, QuantizedTensor):
-                held = value.tensors()
-                tensors.extend(held.values())
-                rest = {name: each for name, each in vars(value).items() if name not in held}
-                value = _Quantized(type(value), tuple(held), rest)
-            form.append(value)
-        forms.append((type(saved), form))
+        ctx.saved = None
+        if all(map(_is_plain, saved)):
+            tensors += saved
+            forms.append((type(saved), None, len(saved)))
+            continue
+        before = len(tensors)
+        form = [_emptied(value, tensors) for value in saved]
+        forms.append((type(saved), form, 0) if len(tensors) > before else (None, saved, 0))
     return tensors, forms
 
 
 def restore(contexts, tensors, forms):
     """Give the contexts back what `flatten` took."""
-    given = iter(tensors)
+    taken = 0
     for ctx, form in zip(contexts, forms):
-        if form is not None:
-            kind, places = form
+        if form is None:
+            continue
+        kind, places, count = form
+        if kind is None:
+            ctx.saved = places
+            continue
+        if places is None:
+            values = tensors[taken:taken + count]
+            taken += count
+        else:
+            given = iter(tensors[taken:])
             values = [_fill(place, given) for place in places]
-            ctx.saved = tuple(values) if kind is tuple else kind(*values)
+            taken = len(tensors) - operator.length_hint(given)
+        ctx.saved = tuple.__new__(kind, values)
+
+
+def _is_plain(value):
+    return value is None or isinstance(value, Tensor)
+
+
+def _emptied(value, tensors):
+    """The place of a value whose tensors go to `tensors`."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return _TENSOR
+    if isinstance(value, QuantizedTensor):
+        held = value.tensors()
+        tensors += held.values()
+        return _Quantized(type(value), tuple(held), {n: each for n, each in vars(value).items() if n not in held})
+    return value
 
 
 def _fill(place, given):
