@@ -1,8 +1,11 @@
 """What launchers ask of their operands, and what they keep of a call for the next one like it."""
 
+import struct
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from optimized.plan import TYPES
 
@@ -52,3 +55,35 @@ def pitch(t: Tensor) -> int | None:
         if outer != size * inner:
             return None
     return leading[-1][1]
+
+
+def span_bytes(t: Tensor) -> int:
+    """Bytes from the first element to behind the last."""
+    if not t.numel():
+        return 0
+    return (1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride()))) * t.element_size()
+
+
+def lie_apart(first: int, first_bytes: int, second: int, second_bytes: int) -> bool:
+    """Whether two stretches of memory, by address and length, have no byte in common."""
+    return first + first_bytes <= second or second + second_bytes <= first
+
+
+def bump(t: Tensor) -> None:
+    """Autograd learns that a kernel has written a tensor: its version rises, if it has one."""
+    if not t.is_inference():
+        increment_version(t)
+
+
+@torch.no_grad()
+def written_back(values: Tensor, t: Tensor) -> Tensor:
+    """`t`, of strides that no kernel takes, with the values that a copy of it received."""
+    return t.copy_(values)
+
+
+def slot(value: float) -> int:
+    """A float32 in the place of a pointer: what changes from call to call goes the way of the pointers."""
+    return _INT32.unpack(_FLOAT32.pack(value))[0]
+
+
+_FLOAT32, _INT32 = struct.Struct("<f"), struct.Struct("<I")

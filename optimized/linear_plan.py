@@ -1,0 +1,102 @@
+"""Which path, kernel and tile the products of a linear layer take. Pure functions of shapes, layouts, dtypes and chip."""
+
+from dataclasses import dataclass
+
+from optimized.plan import Chip, Plan
+
+THREADS, CTAS = 256, 2  # kThreads; CTAs that an SM holds
+SIMT_DEPTH, SIMT_STAGES, SIMT_PADDING = 16, 2, 4  # Simt::kDepth, kStages; FloatPanel's padding, in elements
+MMA_ROW_BYTES, MMA_STAGES = 64, 4  # a TensorCore's kDepth in bytes, kStages
+SMALL = (64, 64)  # a tile; TF32 has no registers for one of 128 x 128
+SMALL_COST = 1.4  # of an element of D in a small tile, of which a load serves fewer
+MAX_GRID = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Product:
+    """D (m, n) = scale · A (m, k) · B (k, n) (+ C, where it `adds`).
+
+    `element` is the C++ type of A and B, `output` that of C and D. `a_across`, `b_across`: whether A's neighbours in
+    memory lie along m, B's along n, instead of along k. `exact`: f32 is multiplied as such, not as TF32. `aligned`: every
+    operand begins at a multiple of 16 bytes, and so does every row of it.
+    """
+
+    m: int
+    n: int
+    k: int
+    element: str
+    output: str
+    a_across: bool = False
+    b_across: bool = False
+    adds: bool = False
+    exact: bool = True
+    aligned: bool = True
+
+    @property
+    def simt(self) -> bool:
+        """Whether it goes without tensor cores."""
+        return self.element == "f32" and self.exact
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """A product cut into `tiles` of m x n elements of D, one a CTA: the general path's."""
+
+    product: Product
+    m: int
+    n: int
+
+    @property
+    def tiles(self) -> int:
+        """How many; 0 where D is empty."""
+        return -(-self.product.m // self.m) * -(-self.product.n // self.n)
+
+    @property
+    def spelled(self) -> str:
+        """The C++ types of core and epilogue."""
+        p = self.product
+        a, b = ("Across" if across else "AlongK" for across in (p.a_across, p.b_across))
+        types = f"{a}, {b}, {self.m}, {self.n}"
+        core = f"Simt<{types}>" if p.simt else f"TensorCore<{p.element}, {types}>"
+        return f"{core}, {'ScaleAdd' if p.adds else 'Store'}<{p.output}>"
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of the stages of A and B."""
+        if self.product.simt:
+            return SIMT_STAGES * SIMT_DEPTH * 4 * (self.m + self.n + 2 * SIMT_PADDING)
+        return MMA_STAGES * MMA_ROW_BYTES * (self.m + self.n)
+
+
+def tilings(products: tuple[Product, ...], chip: Chip) -> tuple[Tiling, ...]:
+    """The products, each cut into tiles of the size that the model finds fastest for all: rounds of CTAs, of a cost that
+    grows with the tile. The results do not depend on it."""
+    def rounds(tile):
+        tiles = sum(Tiling(product, *tile).tiles for product in products)
+        return -(-tiles // (CTAS * chip.sms)) * tile[0] * tile[1] * (SMALL_COST if tile == SMALL else 1)
+
+    large = (128, 64) if any(p.element == "f32" and not p.exact for p in products) else (128, 128)
+    best = min((large, SMALL), key=rounds)
+    return tuple(Tiling(product, *best) for product in products)
+
+
+def general(tiled: tuple[Tiling, ...], chip: Chip) -> Plan:
+    """The plan of the general path: one launch for a product or for two that do not depend on each other.
+
+    Errors: ValueError for a result of more tiles than a grid has CTAs.
+    """
+    grid = sum(tiling.tiles for tiling in tiled)
+    if grid > MAX_GRID:
+        raise ValueError(f"linear: the result has {grid} tiles, but optimized takes at most {MAX_GRID}")
+    name = "gemm_general" if len(tiled) == 1 else "gemm_general_pair"
+    kernel = f"{name}<{', '.join(tiling.spelled for tiling in tiled)}>"
+    core = "simt" if tiled[0].product.simt else "mma"
+    variant = f"general {core} {tiled[0].m}x{tiled[0].n}"
+    return Plan("gemm_general.cu", kernel, variant, max(1, grid), THREADS,
+                shared_bytes=max(tiling.shared_bytes for tiling in tiled), programmatic=chip.is_hopper_or_later)
+
+
+def takes_hopper(products: tuple[Product, ...], chip: Chip) -> bool:
+    """Whether the tensor memory accelerator and wgmma can do the products: 16-bit operands that lie on 16 bytes."""
+    return chip.arch == "sm_90a" and all(
+        p.element != "f32" and p.aligned and min(p.m, p.n, p.k) > 0 for p in products)
