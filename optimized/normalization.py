@@ -5,6 +5,9 @@ adds up dgamma and dbeta in the same launch, in a fixed order. Rows that neither
 read again through the L2 cache: on Hopper those wider than 196,608 columns forward and 64,000 backward (more where
 the dtypes allow), elsewhere 24,576 and 8,192. Any compute capability from 8.0. A tensor whose rows are not dense or do
 not lie at one distance from each other, and a weight and bias of different dtypes, are copied first.
+
+A quantized output takes one of four paths (see Path), which the quantizer chooses and `forced_path` forces. All give
+the same values; UNFUSED alone takes two launches.
 """
 
 import inspect
@@ -14,27 +17,33 @@ import numpy
 import torch
 from torch import Tensor
 
+from optimized import norm_forward
 from optimized import plan as plans
 from optimized.launch import Launch, allocate, chip, untraced
-from optimized.operands import Prepared, on_gpu, pitch, regular, signature, type_of
+from optimized.norm_forward import forced_path, forward
+from optimized.norm_operands import takes, widest_vector
+from optimized.norm_quantize_plan import Path
+from optimized.operands import Prepared, pitch, regular, signature, type_of
 from optimized.plan import Plan, Problem
 from reference import tensors
 
 _DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # DType of kernels/device/dtype.cuh
-MAX_COLS = 2**31 - 1
 _prepared = Prepared()
+__all__ = [
+    "Path", "forced_path", "layernorm_bwd", "layernorm_fwd", "plan_of", "rmsnorm_bwd", "rmsnorm_bwd_add", "rmsnorm_fwd"
+]
 
 
 def layernorm_fwd(input, weight, bias, eps, quantizer=None, sm_margin=0, zero_centered_gamma=False):
     """reference.layernorm_fwd on a GPU: x is read once, also for its two passes."""
-    return _forward("layernorm_fwd", input, weight, bias, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
-                    zero_centered_gamma=zero_centered_gamma)
+    return forward("layernorm_fwd", input, weight, bias, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
+                   zero_centered_gamma=zero_centered_gamma)
 
 
 def rmsnorm_fwd(input, weight, eps, quantizer=None, sm_margin=0, zero_centered_gamma=False):
     """reference.rmsnorm_fwd on a GPU: x is read once."""
-    return _forward("rmsnorm_fwd", input, weight, None, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
-                    zero_centered_gamma=zero_centered_gamma)
+    return forward("rmsnorm_fwd", input, weight, None, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
+                   zero_centered_gamma=zero_centered_gamma)
 
 
 def layernorm_bwd(dz, x, mu, rsigma, gamma, sm_margin=0, zero_centered_gamma=False):
@@ -61,10 +70,7 @@ def plan_of(function: str, *args, chip: plans.Chip, **kwargs) -> Plan:
     given.apply_defaults()
     a = given.arguments
     if function.endswith("_fwd"):
-        tensors.norm_forward(function, **({"bias": None} | a))
-        weight, bias = _alike(a["weight"], a.get("bias"))
-        problem = _forward_problem(function, regular(a["input"]), weight, bias, a["zero_centered_gamma"])
-        return plans.norm_forward(problem, chip, a["sm_margin"])
+        return norm_forward.plan_of(function, **({"bias": None} | a), chip=chip)
     operands = [a["dz"], a["x"], a.get("add"), a.get("mu"), a["rsigma"], a["gamma"]]
     _check_backward(function, operands, a["sm_margin"], a["zero_centered_gamma"])
     rowwise = [None if t is None else regular(t) for t in operands[:3]]
@@ -73,46 +79,12 @@ def plan_of(function: str, *args, chip: plans.Chip, **kwargs) -> Plan:
 
 @dataclass(frozen=True)
 class _Ready:
-    """What is kept of a call for the next one like it: `launch` (None where there is nothing to do), the shape of x
-    and of gamma, and the bytes of workspace."""
+    """What is kept of a call for the next one like it: `launch`, the shapes of x and gamma, the bytes of workspace."""
 
-    launch: Launch | None
+    launch: Launch
     shape: tuple[int, ...]
-    rows: int
-    gamma_shape: tuple[int, ...] = ()
-    workspace_bytes: int = 0
-
-
-def _forward(function, input, weight, bias, *, eps, quantizer, sm_margin, zero_centered_gamma):
-    if torch.compiler.is_dynamo_compiling():
-        return untraced(_forward)(function, input, weight, bias, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
-                                  zero_centered_gamma=zero_centered_gamma)
-    try:
-        key = (function, signature(input), signature(weight), bias if bias is None else signature(bias), eps,
-               type(eps), quantizer, sm_margin, type(sm_margin), zero_centered_gamma, type(zero_centered_gamma))
-        ready = _prepared.get(key)
-    except (AttributeError, TypeError, RuntimeError):
-        ready = None  # no dense tensor, or nothing that hashes: the checks say what is wrong
-    if ready is None:
-        options = {"eps": eps, "sm_margin": sm_margin, "zero_centered_gamma": zero_centered_gamma}
-        tensors.norm_forward(function, input, weight, bias, quantizer=quantizer, **options)
-        _takes(function, "input", input)
-        if quantizer is not None:
-            raise NotImplementedError(f"{function}: quantized outputs are the reference's alone")
-        dense = (regular(input), *_alike(weight, bias))
-        if any(a is not b for a, b in zip((input, weight, bias), dense)):
-            return _forward(function, *dense, quantizer=None, **options)
-        ready = _prepared.keep(key, _prepare_forward(function, input, weight, bias, **options))
-
-    device = input.device
-    y = allocate(ready.shape, input.dtype, device)
-    mu = allocate((ready.rows,), torch.float32, device) if function == "layernorm_fwd" else None
-    rsigma = allocate((ready.rows,), torch.float32, device)
-
-    if ready.launch is not None:
-        ready.launch(input.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), y.data_ptr(),
-                     0 if mu is None else mu.data_ptr(), rsigma.data_ptr())
-    return y, mu, rsigma
+    gamma_shape: tuple[int, ...]
+    workspace_bytes: int
 
 
 def _backward(function, operands, sm_margin, zero_centered_gamma):
@@ -127,7 +99,7 @@ def _backward(function, operands, sm_margin, zero_centered_gamma):
     dz, x, add, mu, rsigma, gamma = operands
     if ready is None:
         _check_backward(function, operands, sm_margin, zero_centered_gamma)
-        _takes(function, "x", x)
+        takes(function, "x", x)
         dense = (*[t if t is None else regular(t) for t in (dz, x, add)],
                  *[t if t is None else t.contiguous() for t in (mu, rsigma, gamma)])
         if any(a is not b for a, b in zip(operands, dense)):
@@ -145,19 +117,6 @@ def _backward(function, operands, sm_margin, zero_centered_gamma):
     return (dx, dgamma) if dbeta is None else (dx, dgamma, dbeta)
 
 
-
-def _prepare_forward(function, input, weight, bias, *, eps, sm_margin, zero_centered_gamma) -> _Ready:
-    problem = _forward_problem(function, input, weight, bias, zero_centered_gamma)
-    if problem.rows == 0:
-        return _Ready(None, tuple(input.shape), 0)
-    plan = plans.norm_forward(problem, chip(input.device), sm_margin)
-    scalars = (
-        numpy.int64(problem.rows), numpy.int64(pitch(input)), numpy.int32(problem.cols),
-        numpy.int32(plan.row_threads), numpy.float32(eps), numpy.float32(1 / problem.cols),
-    )
-    return _Ready(Launch(plan, input.device, 6, scalars), tuple(input.shape), problem.rows)
-
-
 def _prepare_backward(function, operands, sm_margin, zero_centered_gamma) -> _Ready:
     dz, x, add, _, _, gamma = operands
     problem = _backward_problem(function, dz, x, add, gamma)
@@ -170,7 +129,7 @@ def _prepare_backward(function, operands, sm_margin, zero_centered_gamma) -> _Re
         numpy.int32(plan.stage_bytes), numpy.int32(plan.stages_offset),
     )
     launch = Launch(plan, x.device, 10, scalars)
-    return _Ready(launch, tuple(x.shape), problem.rows, tuple(gamma.shape), plan.workspace_bytes)
+    return _Ready(launch, tuple(x.shape), tuple(gamma.shape), plan.workspace_bytes)
 
 
 def _check_backward(function, operands, sm_margin, zero_centered_gamma):
@@ -181,50 +140,15 @@ def _check_backward(function, operands, sm_margin, zero_centered_gamma):
         sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
 
 
-def _takes(function, name, tensor):
-    on_gpu(function, name, tensor)
-    if tensor.shape[-1] > MAX_COLS:
-        raise ValueError(f"{function}: {name} has rows of {tensor.shape[-1]} elements, but optimized takes {MAX_COLS}")
-
-
-
-def _forward_problem(function, input, weight, bias, zero_centered_gamma) -> Problem:
-    norm = "LayerNorm" if function == "layernorm_fwd" else "RmsNorm"
-    cols = input.shape[-1]
-    vector = _vector(cols, [input], [t for t in (weight, bias) if t is not None])
-    return Problem(norm, input.shape[:-1].numel(), cols, type_of(input.dtype), type_of(weight.dtype), vector=vector,
-                   zero_centered=zero_centered_gamma)
-
-
 def _backward_problem(function, dz, x, add, gamma) -> Problem:
     norm = {"layernorm_bwd": "LayerNorm", "rmsnorm_bwd": "RmsNorm", "rmsnorm_bwd_add": "RmsNormAdd"}[function]
     cols, rowwise = x.shape[-1], [t for t in (x, dz, add) if t is not None]
-    vector = _vector(cols, rowwise, [gamma])
+    vector = widest_vector(cols, rowwise, [gamma])
     return Problem(norm, x.shape[:-1].numel(), cols, type_of(x.dtype), type_of(gamma.dtype), type_of(dz.dtype),
                    None if add is None else type_of(add.dtype), vector, _bulk(cols, rowwise, gamma))
-
-
-
-def _vector(cols: int, rowwise: list[Tensor], columnwise: list[Tensor]) -> int:
-    """The widest vector, in elements, of at most 16 bytes of x and dz, that every operand can move from where it lies."""
-    def fits(vector):
-        units = [(t, min(16, vector * t.element_size())) for t in rowwise + columnwise]
-        return cols % vector == 0 and all(t.data_ptr() % unit == 0 for t, unit in units) and all(
-            pitch(t) * t.element_size() % unit == 0 for t, unit in units[:len(rowwise)])
-
-    vector = 16 // max(t.element_size() for t in rowwise[:2])
-    while not fits(vector):
-        vector //= 2
-    return vector
 
 
 def _bulk(cols: int, rowwise: list[Tensor], gamma: Tensor) -> bool:
     """Whether the copy engine can fetch rows and gamma, also in slabs of whole eights of columns."""
     return cols % 8 == 0 and gamma.data_ptr() % 16 == 0 and all(
         t.data_ptr() % 16 == 0 and pitch(t) * t.element_size() % 16 == 0 for t in rowwise)
-
-
-def _alike(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Both dense and of one dtype: of two, float32, which holds either exactly."""
-    dtype = weight.dtype if bias is None or bias.dtype == weight.dtype else torch.float32
-    return weight.to(dtype).contiguous(), bias if bias is None else bias.to(dtype).contiguous()

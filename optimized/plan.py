@@ -50,7 +50,7 @@ H200 = Chip("sm_90a", 132, 232_448, ((2, 66), (4, 30), (8, 15)))
 @dataclass(frozen=True)
 class Problem:
     """A norm: `norm` is the policy type of the kernels, the fields from `x` on are C++ element types (None where
-    absent); `gamma` is also beta's.
+    absent); `gamma` is also beta's. `output` is the policy type that says what becomes of y; None: stored, as x's type.
 
     `vector` is the widest run of elements that all operands can move at once, `bulk` whether every row of x, dz and
     add begins at and fills whole 16-byte units.
@@ -66,6 +66,12 @@ class Problem:
     vector: int = 1
     bulk: bool = False
     zero_centered: bool = False
+    output: str | None = None
+
+    @property
+    def gain(self) -> str:
+        """The policy type of gamma, forward."""
+        return f"{'ZeroCentered' if self.zero_centered else 'Plain'}<{self.gamma}>"
 
 
 @dataclass(frozen=True)
@@ -122,18 +128,18 @@ def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
         return FORWARD_THREADS[elements] // threads if fits else 0
 
     rows = _row_map(problem.cols, chip, FORWARD_THREADS, slots_of, lambda m: (-m.elements * m.threads, m.elements))
-    gamma = f"{'ZeroCentered' if problem.zero_centered else 'Plain'}<{problem.gamma}>"
-    types = f"{problem.norm}, {problem.x}, {gamma}, {problem.vector}"
+    output = problem.output or f"Store<{problem.x}>"
+    types = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}"
     if rows is None:
-        return _wide("norm_forward_wide", types, min(problem.rows, 2 * _at_once(chip, 1, sm_margin)))
+        return _wide("norm_forward_wide", f"{types}, {output}", min(problem.rows, 2 * _at_once(chip, 1, sm_margin)))
     scope = "Block" if rows.scope == "Group" else rows.scope
     slots = max(1, 128 // rows.threads) if rows.threads <= 32 else 1
     block = slots * rows.threads
     limit = next(size for size in (128, 256, 512, 1024) if size >= block)
-    ctas = FORWARD_THREADS[rows.elements] // limit
-    kernel = f"norm_forward<{types}, {rows.elements // problem.vector}, {scope}, {rows.fill(problem)}, {limit}, {ctas}>"
+    ctas, vectors = FORWARD_THREADS[rows.elements] // limit, rows.elements // problem.vector
+    kernel = f"norm_forward<{types}, {vectors}, {scope}, {rows.fill(problem)}, {limit}, {ctas}, {output}>"
     most = ctas * _at_once(chip, rows.cluster, sm_margin) if sm_margin else MAX_GRID
-    grid = min(most, -(-problem.rows // slots)) * rows.cluster
+    grid = max(1, min(most, -(-problem.rows // slots))) * rows.cluster
     return Plan("norm_forward.cu", kernel, scope, grid, block, rows.cluster, rows.threads,
                 programmatic=chip.is_hopper_or_later)
 

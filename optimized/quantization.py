@@ -22,7 +22,7 @@ from reference import formats, quantizers, tensors
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from reference.tensors import Float8Tensor, MXFP8Tensor, NVFP4Tensor
 
-_CODES = {torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2"}
+CODES = {torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2"}
 _prepared = Prepared()
 
 
@@ -153,7 +153,7 @@ def _on_16_bytes(input: Tensor, work: plans.Work) -> bool:
 
 def _scheme(quantizer) -> tuple[tuple[str, ...], int | None]:
     """Family and policies of the kernels' work type, and the block of a scale."""
-    code = _CODES[quantizer.dtype]
+    code = CODES[quantizer.dtype]
     if isinstance(quantizer, Float8Quantizer):
         return ("Fp8", code, "Delayed"), None
     if isinstance(quantizer, Float8CurrentScalingQuantizer):
@@ -202,7 +202,7 @@ def _planned_back(tensor, dtype, chip: Chip) -> tuple[Plan, bool]:
     columnwise = tensor.rowwise_data is None
     family = {Float8Tensor: "Fp8", MXFP8Tensor: "Mxfp8", NVFP4Tensor: "Nvfp4"}[type(tensor)]
     data = tensor.columnwise_data if columnwise else tensor.rowwise_data
-    layout = f"{family}{'Columns' if columnwise else 'Rows'}" + (f"<{_CODES[data.dtype]}>" if family != "Nvfp4" else "")
+    layout = f"{family}{'Columns' if columnwise else 'Rows'}" + (f"<{CODES[data.dtype]}>" if family != "Nvfp4" else "")
     rows, cols = _matrix(tensor.shape)
     block = {"Fp8": None, "Mxfp8": formats.MXFP8_BLOCK, "Nvfp4": formats.NVFP4_BLOCK}[family]
     flat = rows < 2 or block is None or (not columnwise and cols // block % 4 == 0)

@@ -41,7 +41,7 @@ def quantize(work: Work, chip: Chip) -> Plan:
     part = f"{variant}<{work.x}, {'Whole' if work.whole else 'Ragged'}>"
     family, *policies = work.scheme
     ctas = _ctas(work)
-    parts = _tiles(work.rows, work.cols) if work.tiles else _strips(work.rows, work.cols, work.flat)
+    parts = tiles(work.rows, work.cols) if work.tiles else strips(work.rows, work.cols, work.flat)
     grid = max(1, min(parts, chip.sms * ctas if work.twice else MAX_GRID))
     amaxes = 2 if policies[-1] == "Transformed" else 1
     return Plan(
@@ -57,7 +57,7 @@ def dequantize(layout: str, y: str, shape: tuple[int, int], chip: Chip) -> Plan:
     if family == "Mxfp8Columns":
         kernel, grid = f"dequantize_blocks_down<{code[:-1]}, {y}>", _downs(*shape, 16 // SIZES[y])
     elif family.endswith("Columns"):
-        kernel, grid = f"dequantize_columns<{layout}, {y}>", _tiles(*shape)
+        kernel, grid = f"dequantize_columns<{layout}, {y}>", tiles(*shape)
     else:
         kernel, grid = f"dequantize_rows<{layout}, {y}>", -(-shape[0] * shape[1] // STRIP)
     return Plan("dequantize.cu", kernel, family, max(1, min(grid, MAX_GRID)), THREADS,
@@ -66,7 +66,7 @@ def dequantize(layout: str, y: str, shape: tuple[int, int], chip: Chip) -> Plan:
 
 def fills_tiles(rows: int, cols: int) -> bool:
     """Whether tiles are to nine tenths what a matrix is made of, so that rowwise data too is quicker by tiles."""
-    return rows * cols >= 0.9 * TILE * TILE * _tiles(rows, cols)
+    return rows * cols >= 0.9 * TILE * TILE * tiles(rows, cols)
 
 
 def _ctas(work: Work) -> int:
@@ -83,7 +83,8 @@ def _ctas(work: Work) -> int:
     return 3 if work.whole or family == "Nvfp4" else 2
 
 
-def _strips(rows: int, cols: int, flat: bool) -> int:
+def strips(rows: int, cols: int, flat: bool) -> int:
+    """How many strips a matrix is cut into."""
     return -(-(rows * cols if flat else rows * -(-cols // 8) * 8) // STRIP)
 
 
@@ -92,5 +93,6 @@ def _downs(rows: int, cols: int, together: int) -> int:
     return -(-(rows // 8 * cols // (1 if cols % together else together)) // THREADS)
 
 
-def _tiles(rows: int, cols: int) -> int:
+def tiles(rows: int, cols: int) -> int:
+    """How many tiles a matrix is cut into."""
     return -(-rows // TILE) * -(-cols // TILE)

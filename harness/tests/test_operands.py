@@ -6,7 +6,7 @@ import torch
 
 import optimized
 from harness.tests.gpu import FUNCTIONS, case_of, made
-from optimized import normalization
+from optimized import norm_forward, normalization
 from optimized.operands import Prepared
 from optimized.plan import H200
 
@@ -17,11 +17,12 @@ EPS = 1e-5
 def launched(monkeypatch):
     """(scalars, pointers) of each launch of a norm, none of which runs: of tensors on the CPU."""
     found = []
-    monkeypatch.setattr(normalization, "_prepared", Prepared())
-    monkeypatch.setattr(normalization, "_takes", lambda *_: None)
-    monkeypatch.setattr(normalization, "chip", lambda _: H200)
-    monkeypatch.setattr(normalization, "Launch", lambda plan, device, count, scalars: (
-        lambda *pointers: found.append((scalars, pointers))))
+    for module in (norm_forward, normalization):
+        monkeypatch.setattr(module, "_prepared", Prepared())
+        monkeypatch.setattr(module, "takes", lambda *_: None)
+        monkeypatch.setattr(module, "chip", lambda _: H200)
+        monkeypatch.setattr(module, "Launch", lambda plan, device, count, scalars: (
+            lambda *pointers: found.append((scalars, pointers))))
     return found
 
 
@@ -36,7 +37,7 @@ def test_only_what_rows_of_one_pitch_cannot_describe_is_copied_first(function, l
         scalars, (given, *_) = launched[-1]
         assert (given == x.data_ptr()) == (layout != "transposed")
         assert scalars[1] == {"strided": x.stride(0), "expanded": 0}.get(layout, 40)
-    assert len(normalization._prepared) == 1
+    assert len(norm_forward._prepared) + len(normalization._prepared) == 1
 
 
 @pytest.mark.filterwarnings("error")

@@ -69,7 +69,7 @@ def elements(plan):
 
 def threads_allowed(plan):
     """The kernel's launch bound."""
-    return int(arguments(plan)[-2 if plan.source == "norm_forward.cu" else -1])
+    return int(arguments(plan)[-3 if plan.source == "norm_forward.cu" else -1])
 
 
 def check(plan, problem, chip):
@@ -103,9 +103,9 @@ def test_forward(problem, chip, sm_margin):
     if plan.variant != "wide":
         slots = plan.block // plan.row_threads
         assert plan.grid // plan.cluster <= -(-problem.rows // slots), "no CTA without a row"
-        assert threads_allowed(plan) * int(arguments(plan)[-1]) <= 2048
+        assert threads_allowed(plan) * int(arguments(plan)[-2]) <= 2048
     if sm_margin:
-        most = 2 if plan.variant == "wide" else int(arguments(plan)[-1])
+        most = 2 if plan.variant == "wide" else int(arguments(plan)[-2])
         assert plan.grid <= most * max(plan.cluster, chip.sms - sm_margin)
 
 

@@ -1,4 +1,4 @@
-#include "device/norm.cuh"
+#include "device/norm_rows.cuh"
 #include "device/ptx/dependency.cuh"
 
 // Rows too wide for the other kernels, of any width: a CTA walks along its row once for each sum and once for the
@@ -6,61 +6,15 @@
 
 constexpr int kThreads = 512;
 
-// Sum over the row of term(vector index), the sum of a vector, in every thread.
-template <class Scope, class Term>
-__device__ __forceinline__ float walk(Scope& scope, int vectors, Term term) {
-  float chains[4] = {};  // a quarter of the additions each: less error and latency
-  for (int first = threadIdx.x; first < vectors; first += 4 * kThreads)
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (first + i * kThreads < vectors) chains[i] += term(first + i * kThreads);
-  float sum[1] = {(chains[0] + chains[1]) + (chains[2] + chains[3])};
-  scope.sum(sum);
-  return sum[0];
-}
-
 // Forward as in norm_forward.cu. Reads x two (LayerNorm: three) times, once from memory as long as the row fits in L2.
-template <class Norm, class X, class Gamma, int N>
-__global__ __launch_bounds__(kThreads, 1) void norm_forward_wide(const __grid_constant__ Forward a) {
-  using P = typename Gamma::type;
+template <class Norm, class X, class Gamma, int N, class Output>
+__global__ __launch_bounds__(kThreads, 1) void norm_forward_wide(const __grid_constant__ typename Output::Args a) {
   __shared__ Group::Shared shared;
   Group scope(shared, kThreads);
   wait_for_grids_in_front();
   let_grid_behind_come();
-  const int vectors = a.cols / N;
-  for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const X* const x = static_cast<const X*>(a.x) + row * a.x_pitch;
-    const auto sum = [&](float mu, auto term) {
-      return walk(scope, vectors, [&](int v) {
-        float s = 0.f;
-        for (const float value : widen(load<X, N>(x, i64(v) * N)).lane) s = term(value - mu, s);
-        return s;
-      });
-    };
-    float mu = 0.f;
-    if constexpr (Norm::kCentered) {
-      mu = float(x[0]);
-      mu += sum(mu, [](float d, float s) { return s + d; }) * a.inverse_cols;
-    }
-    const float square = sum(mu, [](float d, float s) { return fmaf(d, d, s); });
-    const float r = reciprocal_root(fmaf(square, a.inverse_cols, a.eps));
-
-    for (int v = threadIdx.x; v < vectors; v += kThreads) {
-      const Floats<N> values = widen(load<X, N>(x, i64(v) * N));
-      const Floats<N> g = widen(load<P, N>(a.gamma, i64(v) * N));
-      Floats<N> y, b = Floats<N>::filled(-0.f);  // -0 adds nothing, +0 would turn -0 into +0
-      if (Norm::kCentered && a.beta) b = widen(load<P, N>(a.beta, i64(v) * N));
-#pragma unroll
-      for (int i = 0; i < N; ++i) y[i] = fmaf((values[i] - mu) * r, Gamma::gain(g[i]), b[i]);
-      Vec<X, N> out;
-      narrow(y, out);
-      store(a.y, row * a.cols + i64(v) * N, out);
-    }
-    if (threadIdx.x == 0) {
-      a.rsigma[row] = r;
-      if (Norm::kCentered) a.mu[row] = mu;
-    }
-  }
+  Output output(a);
+  WalkedRows<Norm, X, Gamma, N, kThreads>::walk(a, scope, output);
 }
 
 // Backward as in norm_backward.cu. dx takes two readings of x and dz, dgamma and dbeta a third: a thread owns columns
@@ -79,7 +33,7 @@ __global__ __launch_bounds__(kThreads, 1) void norm_backward_wide(const __grid_c
   for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const float r = a.rsigma[row], mu = Norm::kCentered ? a.mu[row] : 0.f;
     const auto mean_of = [&](auto term) {
-      return a.inverse_cols * walk(scope, vectors, [&](int v) {
+      return a.inverse_cols * walked_sum<kThreads>(scope, vectors, [&](int v) {
         float s = 0.f;
         const Floats<N> x = x_at(row, v), dz = dz_at(row, v), g = gain(v);
 #pragma unroll

@@ -1,0 +1,93 @@
+#pragma once
+#include "device/norm_rows.cuh"
+#include "device/quantize.cuh"
+
+// What becomes of y where a row is in registers, besides `Store`.
+
+// What the launcher packs in front of Forward.
+struct QuantizedOutput {
+  const float* scale;  // delayed scaling: (1,)
+  float *amax, *scale_inv;  // (1,): delayed scaling accumulates amax
+  u8* scales;  // of blocks, padded
+};
+struct ForwardQuantized : QuantizedOutput, Forward {};
+
+// The largest magnitudes of N neighbours, in a word as they lie in memory.
+template <class X, int N>
+__device__ __forceinline__ u32 peak_word(const Vec<X, N>& v) {
+  if constexpr (sizeof(X) * N < 4) return magnitudes<X>(*reinterpret_cast<const unsigned short*>(v.lane));
+  u32 most = 0;
+#pragma unroll
+  for (int i = 0; i < int(sizeof(X) * N / 4); ++i)
+    most = larger<X>(most, magnitudes<X>(reinterpret_cast<const u32*>(v.lane)[i]));
+  return most;
+}
+
+// FP8 codes of N neighbours, each times the factor.
+template <class Code, int N>
+__device__ __forceinline__ Vec<u8, N> fp8_vector(const Floats<N>& v, float factor) {
+  Vec<u8, N> codes;
+  if constexpr (N == 1) codes.lane[0] = Code::encode_pair(v[0] * factor, 0.f);
+#pragma unroll
+  for (int i = 0; i + 1 < N; i += 2)
+    reinterpret_cast<unsigned short&>(codes.lane[i]) = Code::encode_pair(v[i] * factor, v[i + 1] * factor);
+  return codes;
+}
+
+// FP8 with delayed scaling: the float32 y, times the scale that is given; amax grows by what is seen.
+template <class Code>
+struct ToFp8 {
+  using Args = ForwardQuantized;
+  using Shared = BlockMax<1>::Shared;
+  static constexpr bool kTakesY = true, kTogether = false;
+
+  const Args& a;
+  const float scale, amax;
+  float most = 0.f;
+
+  __device__ __forceinline__ ToFp8(const Args& a) : a(a), scale(*a.scale), amax(__ldcg(a.amax)) {}
+  template <int N>
+  __device__ __forceinline__ void put(const Forward&, i64 row, i64 column, const Floats<N>& y, bool) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) most = max_nan(most, fabsf(y[i]));
+    store(a.y, row * a.cols + column, fp8_vector<Code>(y, scale));
+  }
+  __device__ __forceinline__ void finish(Shared& shared) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __fdiv_rn(1.f, scale);
+    u32 bits[1] = {__float_as_uint(most)};
+    BlockMax<1>::apply(shared, bits);
+    if (amax != amax) bits[0] = kNan;  // also a negative one, which the integers would put last
+    if (threadIdx.x == 0 && !(__uint_as_float(bits[0]) <= amax)) atomicMax(reinterpret_cast<int*>(a.amax), bits[0]);
+  }
+};
+
+// MXFP8: of y rounded to X, an E8M0 scale for each 32 elements, which 32/N neighbouring lanes have.
+template <class Code, class X>
+struct ToMxfp8 {
+  using Args = ForwardQuantized;
+  struct Shared {};
+  static constexpr bool kTakesY = true, kTogether = true;
+  static constexpr int kBlock = 32;
+
+  const Args& a;
+
+  __device__ __forceinline__ ToMxfp8(const Args& a) : a(a) {}
+  template <int N>
+  __device__ __forceinline__ void put(const Forward&, i64 row, i64 column, const Floats<N>& y, bool here) const {
+    Vec<X, N> rounded;
+    narrow(y, rounded);
+    u32 most = peak_word(rounded);
+    if constexpr (sizeof(X) == 2)
+      most = max(__float_as_uint(Peaks<X>::value(most, 0)), __float_as_uint(Peaks<X>::value(most, 1)));
+#pragma unroll
+    for (int lanes = 1; lanes < kBlock / N; lanes *= 2) most = max(most, __shfl_xor_sync(~0u, most, lanes));
+    const u32 code = e8m0_code(__uint_as_float(most) * (1.f / Code::kLargest));
+    if (!here) return;
+    const float factor = __uint_as_float(e8m0_factor(code) << 16);
+    store(a.y, row * a.cols + column, fp8_vector<Code>(widen(rounded), factor));
+    if (column % kBlock == 0) a.scales[row * round_up(a.cols / kBlock, 4) + column / kBlock] = code;
+  }
+  __device__ __forceinline__ void finish(Shared&) const {
+    pad_scales(a.scales, a.rows, a.cols / kBlock, blockDim.x);
+  }
+};

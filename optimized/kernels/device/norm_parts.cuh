@@ -1,0 +1,142 @@
+#pragma once
+#include "device/norm_output.cuh"
+#include "device/strip.cuh"
+#include "device/tile.cuh"
+
+// Parts of y = norm(x), in the place of parts of x, once the statistics of all rows are in memory.
+
+struct NormPointers {
+  const void *gamma, *beta;
+  float *mu, *rsigma;
+};
+struct NormScalars {
+  float eps, inverse_cols;
+  int row_threads;
+};
+// Arguments, in the order that the launcher packs them. `x` is that of the norm.
+struct NormQuantize : NormPointers, Quantize, NormScalars {
+  __device__ __forceinline__ Forward forward() const {
+    return {x, gamma, beta, nullptr, mu, rsigma, rows, pitch, int(cols), row_threads, eps, inverse_cols};
+  }
+};
+
+// gamma and beta of eight neighbours, of which `count` are there.
+template <class Norm, class P, class Fill>
+struct Parameters {
+  Vec<P, kRun> gamma, beta;
+
+  __device__ __forceinline__ Parameters(const NormQuantize& a, i64 column, int count)
+      : gamma(load_run<P, Fill>(a.gamma, column, count, true)) {
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) beta.lane[i] = P(-0.f);  // -0 adds nothing, +0 would turn -0 into +0
+    if (Norm::kCentered && a.beta) beta = load_run<P, Fill>(a.beta, column, count, true);
+  }
+};
+
+// y of eight neighbours in a row, of which `count` are there; zeros stand for the others. With the operations and the
+// rounding of HeldRows, so that y is the same wherever it is made.
+template <class Norm, class Gamma, class Fill, class Y, class X>
+__device__ __forceinline__ Vec<Y, kRun> normed_run(const NormQuantize& a, i64 row, int count, const Vec<X, kRun>& x,
+                                                   const Parameters<Norm, typename Gamma::type, Fill>& parameters) {
+  const float r = count ? __ldcg(a.rsigma + row) : 0.f, mu = Norm::kCentered && count ? __ldcg(a.mu + row) : 0.f;
+  const Floats<kRun> values = widen(x), g = widen(parameters.gamma), b = widen(parameters.beta);
+  Floats<kRun> y;
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) {
+    const float value = fmaf((values[i] - mu) * r, Gamma::gain(g[i]), b[i]);
+    y[i] = (Fill::kWhole ? count : i < count) ? value : 0.f;
+  }
+  Vec<Y, kRun> rounded;
+  narrow(y, rounded);
+  return rounded;
+}
+
+template <class Base, class Norm, class X, class Gamma>
+struct NormedTileOf : Base {
+  using Y = typename Base::type;
+
+  __device__ __forceinline__ void load(const NormQuantize& a, i64 part) {
+    const u32 wide = Base::across(a);
+    this->first_row = u32(part) / wide * kEdge, this->first_col = u32(part) % wide * kEdge;
+    const i64 row = this->first_row + Base::top(), column = this->first_col + Base::left();
+    this->columns = min(i64(kRun), max(i64(0), a.cols - column));
+    this->rows = this->columns ? min(i64(kRun), max(i64(0), a.rows - row)) : 0;
+using Fill = typename Base::fill;
+    const Parameters<Norm, typename Gamma::type, Fill> parameters(a, column, this->columns);
+Vec<X, kRun> x[kRun];
+#pragma unroll
+    for (int i = 0; i < kRun; ++i)
+      x[i] = load_run<X, Fill>(a.x, (row + i) * a.pitch + column, this->in_row(i), a.aligned);
+#pragma unroll
+    for (int i = 0; i < kRun; ++i)
+      this->row[i] = normed_run<Norm, Gamma, Fill, Y>(a, row + i, this->in_row(i), x[i], parameters);
+  }
+};
+template <class Norm, class X, class Gamma, class Y, class Fill>
+using NormedTile = NormedTileOf<Tile<Y, Fill>, Norm, X, Gamma>;
+template <class Norm, class X, class Gamma, class Y, class Fill>
+using NormedRowTile = NormedTileOf<RowTile<Y, Fill>, Norm, X, Gamma>;
+
+template <class Norm, class X, class Gamma, class Y, class Fill>
+struct NormedStrip : Strip<Y, Fill> {
+  using Base = Strip<Y, Fill>;
+
+  __device__ __forceinline__ void load(const NormQuantize& a, i64 part) {
+    this->part = part;
+    const u32 per_row = (a.cols + kRun - 1) / kRun;  // of runs: a row has fewer than 2^31 elements
+    Vec<X, kRun> x[Base::kRuns];
+    i64 row[Base::kRuns];
+    int column[Base::kRuns], count[Base::kRuns];
+#pragma unroll
+    for (int i = 0; i < Base::kRuns; ++i) {
+      const u64 index = (part * Base::kRuns + i) * kThreads + threadIdx.x;
+      row[i] = index >> 32 ? index / per_row : u32(index) / per_row;  // 32 bits divide in a fifth of the time of 64
+      column[i] = int(index - row[i] * per_row) * kRun;
+      count[i] = row[i] < a.rows ? int(min(i64(kRun), a.cols - column[i])) : 0;
+      x[i] = load_run<X, Fill>(a.x, row[i] * a.pitch + column[i], count[i], a.aligned);
+    }
+#pragma unroll
+    for (int i = 0; i < Base::kRuns; ++i) {
+      const Parameters<Norm, typename Gamma::type, Fill> parameters(a, column[i], count[i]);
+      this->run[i] = normed_run<Norm, Gamma, Fill, Y>(a, row[i], count[i], x[i], parameters);
+    }
+  }
+};
+
+// Statistics of rows; what else happens to y.
+struct Nothing {
+  static constexpr bool kTakesY = false, kTogether = false;
+};
+// The largest magnitude of y rounded to X, as words of Peaks have it.
+template <class X>
+struct PeakOf {
+  static constexpr bool kTakesY = true, kTogether = false;
+  u32 word = 0;
+
+  template <int N>
+  __device__ __forceinline__ void put(const Forward&, i64, i64, const Floats<N>& y, bool) {
+    Vec<X, N> rounded;
+    narrow(y, rounded);
+    word = larger<X>(word, peak_word(rounded));
+  }
+};
+
+// How rows go through registers before they are quantized: held in them, or walked along.
+template <class Norm, class X, class Gamma, int N, int V, class Scope, class Fill>
+struct Held {
+  using Shared = typename Scope::Shared;
+  template <class Output>
+  static __device__ __forceinline__ void walk(const Forward& a, Shared& shared, Output& output) {
+    Scope scope(shared, a.row_threads);
+    HeldRows<Norm, X, Gamma, N, V, Scope, Fill>(scope, a.cols).walk(a, scope, output);
+  }
+};
+template <class Norm, class X, class Gamma, int N>
+struct Walked {
+  using Shared = Group::Shared;
+  template <class Output>
+  static __device__ __forceinline__ void walk(const Forward& a, Shared& shared, Output& output) {
+    Group scope(shared, kThreads);
+    WalkedRows<Norm, X, Gamma, N, kThreads>::walk(a, scope, output);
+  }
+};

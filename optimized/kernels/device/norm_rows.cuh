@@ -1,0 +1,149 @@
+#pragma once
+#include "device/norm.cuh"
+
+// Sum over the row of term(x - mu), in every thread of the row.
+template <int N, int V, class X, class Scope, class Term>
+__device__ __forceinline__ float row_sum(Scope& scope, const Vec<X, N> (&row)[V], int vectors, float mu, Term term) {
+  float even = 0.f, odd = 0.f;  // two chains: half the latency
+#pragma unroll
+  for (int v = 0; v < V; ++v)
+    if (v < vectors) {
+      const Floats<N> x = widen(row[v]);
+#pragma unroll
+      for (int i = 0; i < N; ++i) (i % 2 ? odd : even) = term(x[i] - mu, i % 2 ? odd : even);
+    }
+  float sum[1] = {even + odd};
+  scope.sum(sum);
+  return sum[0];
+}
+
+// y = (x - mu) * rsigma * g + b of neighbours in a row from `column` on, with mu = 0 and b = 0 for RMSNorm and
+// g = Gamma::gain(gamma).
+template <class Norm, class Gamma, int N>
+__device__ __forceinline__ Floats<N> normed(const Forward& a, i64 column, const Floats<N>& x, float mu, float r) {
+  using P = typename Gamma::type;
+  const Floats<N> g = widen(load<P, N>(a.gamma, column));
+  Floats<N> y, b = Floats<N>::filled(-0.f);  // -0 adds nothing, +0 would turn -0 into +0
+  if (Norm::kCentered && a.beta) b = widen(load<P, N>(a.beta, column));
+#pragma unroll
+  for (int i = 0; i < N; ++i) y[i] = fmaf((x[i] - mu) * r, Gamma::gain(g[i]), b[i]);
+  return y;
+}
+
+// The rows of a grid's threads, each read once and held in registers: V vectors of N elements a thread.
+template <class Norm, class X, class Gamma, int N, int V, class Scope, class Fill>
+struct HeldRows {
+  const Span<Scope, N> span;
+  const Share<Scope, Fill, V> share;
+  const Slots<Scope> slots;
+
+  __device__ __forceinline__ HeldRows(const Scope& scope, int cols)
+      : span(cols), share(scope, span.vectors), slots(scope) {}
+
+  // Writes the statistics of each row and gives y to `output`: put(row, column, y, here), by all lanes where it is
+  // `kTogether`, else by those that are `here`.
+  template <class Output>
+  __device__ __forceinline__ void walk(const Forward& a, Scope& scope, Output& output) const {
+    const auto column = [&](int v) { return span.first + (share.first + v * share.kStep) * N; };
+    const int neighbour = Scope::kRowsPerWarp == 1 ? 0 : scope.slot() % Scope::kRowsPerWarp;
+    for (i64 row = slots.first; row - neighbour < a.rows; row += slots.count) {
+      const bool valid = Scope::kRowsPerWarp == 1 || row < a.rows;
+      const int vectors = valid ? share.count : 0;
+      Vec<X, N> x[V];
+#pragma unroll
+      for (int v = 0; v < V; ++v)
+        if (v < vectors) x[v] = load<X, N>(a.x, row * a.x_pitch + column(v));
+      float mu = 0.f;
+      if constexpr (Norm::kCentered) mu = valid ? float(load<X, 1>(a.x, row * a.x_pitch).lane[0]) : 0.f;
+      scope.open();
+
+      if constexpr (Norm::kCentered)
+        mu += a.inverse_cols * row_sum(scope, x, vectors, mu, [](float d, float s) { return s + d; });
+      const float square = row_sum(scope, x, vectors, mu, [](float d, float s) { return fmaf(d, d, s); });
+      const float r = reciprocal_root(fmaf(square, a.inverse_cols, a.eps));
+
+      if constexpr (Output::kTakesY)
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          const bool here = v < vectors;
+          if (!Output::kTogether && !here) continue;
+          Floats<N> y = {};
+          if (!Output::kTogether || here)
+            y = normed<Norm, Gamma>(a, column(v), widen(x[v]), mu, r);
+          output.put(a, row, column(v), y, here);
+        }
+      if (scope.lane() == 0 && span.reports() && valid) {
+        a.rsigma[row] = r;
+        if (Norm::kCentered) a.mu[row] = mu;
+      }
+    }
+    scope.close();
+  }
+};
+
+// Sum over a row of term(vector index), the sum of a vector, in every of the CTA's threads.
+template <int Threads, class Term>
+__device__ __forceinline__ float walked_sum(Group& scope, int vectors, Term term) {
+  float chains[4] = {};  // a quarter of the additions each: less error and latency
+  for (int first = threadIdx.x; first < vectors; first += 4 * Threads)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (first + i * Threads < vectors) chains[i] += term(first + i * Threads);
+  float sum[1] = {(chains[0] + chains[1]) + (chains[2] + chains[3])};
+  scope.sum(sum);
+  return sum[0];
+}
+
+// Rows of any width: a CTA of `Threads` walks along its row once for each sum and once for the result, and finds it in
+// the L1 or L2 after the first time.
+template <class Norm, class X, class Gamma, int N, int Threads>
+struct WalkedRows {
+  // As that of HeldRows.
+  template <class Output>
+  static __device__ __forceinline__ void walk(const Forward& a, Group& scope, Output& output) {
+    const int vectors = a.cols / N;
+    for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
+      const X* const x = static_cast<const X*>(a.x) + row * a.x_pitch;
+      const auto sum_of = [&](float mu, auto term) {
+        return walked_sum<Threads>(scope, vectors, [&](int v) {
+          float s = 0.f;
+          for (const float value : widen(load<X, N>(x, i64(v) * N)).lane) s = term(value - mu, s);
+          return s;
+        });
+      };
+      float mu = 0.f;
+      if constexpr (Norm::kCentered) {
+        mu = float(x[0]);
+        mu += sum_of(mu, [](float d, float s) { return s + d; }) * a.inverse_cols;
+      }
+      const float square = sum_of(mu, [](float d, float s) { return fmaf(d, d, s); });
+      const float r = reciprocal_root(fmaf(square, a.inverse_cols, a.eps));
+
+      if constexpr (Output::kTakesY)
+        for (int v = threadIdx.x; v < vectors; v += Threads)
+          output.put(a, row, i64(v) * N,
+                     normed<Norm, Gamma>(a, i64(v) * N, widen(load<X, N>(x, i64(v) * N)), mu, r), true);
+      if (threadIdx.x == 0) {
+        a.rsigma[row] = r;
+        if (Norm::kCentered) a.mu[row] = mu;
+      }
+    }
+  }
+};
+
+// y in memory, as Y.
+template <class Y>
+struct Store {
+  using Args = Forward;
+  struct Shared {};
+  static constexpr bool kTakesY = true, kTogether = false;
+
+  __device__ __forceinline__ Store(const Args&) {}
+  template <int N>
+  __device__ __forceinline__ void put(const Forward& a, i64 row, i64 column, const Floats<N>& y, bool) const {
+    Vec<Y, N> out;
+    narrow(y, out);
+    store(a.y, row * a.cols + column, out);
+  }
+  __device__ __forceinline__ void finish(Shared&) const {}
+};

@@ -1,0 +1,224 @@
+"""Forward norms: the launches behind layernorm_fwd and rmsnorm_fwd, with and without a quantizer."""
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+import numpy
+import torch
+from torch import Tensor
+
+from optimized import norm_quantize_plan as plans_of_paths
+from optimized import plan as plans
+from optimized.launch import Launch, allocate, chip, untraced
+from optimized.norm_operands import alike, forward_problem, on_16_bytes, takes
+from optimized.norm_quantize_plan import Path
+from optimized.operands import Prepared, pitch, regular, signature, type_of
+from optimized.plan import Chip, Plan, Problem
+from optimized.quantization import CODES, assembled, options_of, outputs_of, pointers_of, quantize, scalars_of, work_of
+from optimized.quantize_plan import Work
+from reference import tensors
+from reference.quantizers import Float8Quantizer, MXFP8Quantizer
+
+_prepared = Prepared()
+_forced: ContextVar[Path | None] = ContextVar("forced", default=None)
+
+
+@contextmanager
+def forced_path(path: Path | None):
+    """Within it, forward norms of this thread take `path`, whatever they would choose; None: what they choose.
+
+    Errors: ValueError, by the call, where its quantizer makes the path impossible.
+    """
+    if not isinstance(path, Path | None):
+        raise TypeError(f"forced_path: path is a {type(path).__name__}, but must be a Path or None")
+    before = _forced.set(path)
+    try:
+        yield
+    finally:
+        _forced.reset(before)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """What is kept of a call for the next one like it: `launch`, None where there is nothing to do, or where two are
+    needed; (shape, dtype) of the outputs, None for those that are not asked for; rows; and whether y is cast while its
+    row is in registers, by the kernel of the norm."""
+
+    launch: Launch | None
+    outputs: tuple
+    rows: int
+    from_registers: bool = False
+
+
+def forward(function, input, weight, bias, *, quantizer, **options):
+    """y, or what the quantizer makes of it; mu, None for RMSNorm; rsigma."""
+    if torch.compiler.is_dynamo_compiling():
+        return untraced(forward)(function, input, weight, bias, quantizer=quantizer, **options)
+    if quantizer is not None:
+        return _quantized(function, input, weight, bias, quantizer, options)
+    if _forced.get() is not None:
+        path_of(function, None)
+    return _plain(function, input, weight, bias, options)
+
+
+def _plain(function, input, weight, bias, options, y_dtype=None):
+    """`y_dtype`: None for input's."""
+    try:
+        key = (*_key(function, input, weight, bias, options), y_dtype)
+        ready = _prepared.get(key)
+    except (AttributeError, TypeError, RuntimeError):
+        ready = None  # no dense tensor, or nothing that hashes: the checks say what is wrong
+    if ready is None:
+        tensors.norm_forward(function, input, weight, bias, quantizer=None, **options)
+        takes(function, "input", input)
+        dense = (regular(input), *alike(weight, bias))
+        if any(a is not b for a, b in zip((input, weight, bias), dense)):
+            return _plain(function, *dense, options, y_dtype)
+        ready = _prepared.keep(key, _prepare_plain(function, input, weight, bias, options, y_dtype))
+
+    y = allocate(*ready.outputs[0], input.device)
+    mu, rsigma = _statistics(function, ready.rows, input.device)
+
+    if ready.launch is not None:
+        ready.launch(input.data_ptr(), weight.data_ptr(), *_addresses(bias, y, mu, rsigma))
+    return y, mu, rsigma
+
+
+def _quantized(function, input, weight, bias, quantizer, options):
+    try:
+        key = (*_key(function, input, weight, bias, options), options_of(quantizer, input), _forced.get(),
+               *_distances(quantizer, weight, bias))
+        ready = _prepared.get(key)
+    except (AttributeError, TypeError, RuntimeError):
+        ready = None
+    if ready is None:
+        tensors.norm_forward(function, input, weight, bias, quantizer=quantizer, **options)
+        path = path_of(function, quantizer)
+        takes(function, "input", input)
+        dense = (regular(input), *map(_on_16_bytes, alike(weight, bias)))
+        if any(a is not b for a, b in zip((input, weight, bias), dense)):
+            return _quantized(function, *dense, quantizer, options)
+        ready = _prepared.keep(key, _prepare(function, input, weight, bias, quantizer, options=options, path=path))
+    if ready.launch is None:
+        return _in_two(function, input, weight, bias, quantizer, options)
+
+    made = [None if each is None else allocate(*each, input.device) for each in ready.outputs]
+    mu, rsigma = _statistics(function, ready.rows, input.device)
+
+    of_quantizer, x, gamma = pointers_of(quantizer, made), input.data_ptr(), weight.data_ptr()
+    if ready.from_registers:
+        scale, amax, scale_inv, data, scales, *_ = of_quantizer
+        ready.launch(scale, amax, scale_inv, scales, x, gamma, *_addresses(bias), data, *_addresses(mu, rsigma))
+    else:
+        ready.launch(gamma, *_addresses(bias, mu, rsigma), x, *of_quantizer)
+    return assembled(quantizer, made, input), mu, rsigma
+
+
+def _in_two(function, input, weight, bias, quantizer, options):
+    """UNFUSED. With delayed scaling y is float32 in between, so that its bytes are those of the other paths."""
+    if not isinstance(quantizer, Float8Quantizer):
+        y, *statistics = _plain(function, input, weight, bias, options)
+        return quantize(y, quantizer), *statistics
+    y, *statistics = _plain(function, input, weight, bias, options, torch.float32)
+    return replace(quantize(y, quantizer), dtype=input.dtype), *statistics
+
+
+def path_of(function: str, quantizer) -> Path:
+    """The path that a call takes now. Errors: ValueError for a forced one that the quantizer makes impossible."""
+    forced = _forced.get()
+    if forced is None:
+        return plans_of_paths.choose(quantizer)
+    if why := plans_of_paths.refusal(forced, quantizer):
+        raise ValueError(f"{function}: cannot take the path {forced.name}: {why}")
+    return forced
+
+
+def plan_of(function, input, weight, bias, *, quantizer, chip: Chip, **options) -> Plan:
+    """The plan of a call; of an unfused one that of its norm: quantize plans for itself."""
+    tensors.norm_forward(function, input, weight, bias, quantizer=quantizer, **options)
+    path, operands = path_of(function, quantizer), (regular(input), *alike(weight, bias))
+    if quantizer is None or path is Path.UNFUSED:
+        y_dtype = torch.float32 if isinstance(quantizer, Float8Quantizer) else None
+        return _plan_plain(function, *operands, options=options, chip=chip, y_dtype=y_dtype)[1]
+    return _plan_fused(function, *operands, quantizer, options=options, chip=chip)[2]
+
+
+def _prepare_plain(function, input, weight, bias, options, y_dtype) -> _Ready:
+    outputs = ((tuple(input.shape), y_dtype or input.dtype),)
+    here = chip(input.device)
+    problem, plan = _plan_plain(function, input, weight, bias, options=options, chip=here, y_dtype=y_dtype)
+    if problem.rows == 0:
+        return _Ready(None, outputs, 0)
+    return _Ready(Launch(plan, input.device, 6, _scalars(problem, plan, input, options)), outputs, problem.rows)
+
+
+def _prepare(function, input, weight, bias, quantizer, *, options, path) -> _Ready:
+    rows = input.shape[:-1].numel()
+    if path is Path.UNFUSED:
+        return _Ready(None, (), rows)
+    here = chip(input.device)
+    problem, work, plan = _plan_fused(function, input, weight, bias, quantizer, options=options, chip=here)
+    from_registers, outputs = work is None, outputs_of(input, quantizer)
+    norm = _scalars(problem, plan, input, options)
+    if from_registers:
+        return _Ready(Launch(plan, input.device, 10, norm), (*outputs, None), rows, from_registers)
+    *_, row_threads, eps, inverse_cols = norm
+    scalars = (*scalars_of(work, input, quantizer), eps, inverse_cols, row_threads)
+    workspace = ((plan.workspace_bytes // 4,), torch.float32) if plan.workspace_bytes else None
+    return _Ready(Launch(plan, input.device, 17, scalars), (*outputs, workspace), rows)
+
+
+def _plan_plain(function, input, weight, bias, *, options, chip: Chip, y_dtype) -> tuple[Problem, Plan]:
+    output = None if y_dtype is None else f"Store<{type_of(y_dtype)}>"
+    problem = forward_problem(function, input, weight, bias, options["zero_centered_gamma"], output)
+    return problem, plans.norm_forward(problem, chip, options["sm_margin"])
+
+
+def _plan_fused(function, input, weight, bias, quantizer, *, options, chip: Chip):
+    """The problem, the work where two passes are needed (None where not), and the plan."""
+    problem = forward_problem(function, input, weight, bias, options["zero_centered_gamma"])
+    cast = {Float8Quantizer: "ToFp8<{}>", MXFP8Quantizer: "ToMxfp8<{}, {}>"}.get(type(quantizer))
+    if cast and not quantizer.columnwise:
+        direct = replace(problem, output=cast.format(CODES[quantizer.dtype], problem.x))
+        plan = plans_of_paths.from_registers(direct, chip, options["sm_margin"])
+        if plan:
+            return direct, None, plan
+    work = plans_of_paths.of_norm(work_of(input, quantizer), problem.cols % 8 == 0 and on_16_bytes(input))
+    return problem, work, plans_of_paths.in_two_passes(problem, work, chip, options["sm_margin"])
+
+
+def _scalars(problem: Problem, plan: Plan, input: Tensor, options) -> tuple:
+    return (
+        numpy.int64(problem.rows), numpy.int64(pitch(input)), numpy.int32(problem.cols),
+        numpy.int32(plan.row_threads), numpy.float32(options["eps"]), numpy.float32(1 / problem.cols),
+    )
+
+
+def _statistics(function: str, rows: int, device) -> tuple[Tensor | None, Tensor]:
+    mu = allocate((rows,), torch.float32, device) if function == "layernorm_fwd" else None
+    return mu, allocate((rows,), torch.float32, device)
+
+
+def _key(function, input, weight, bias, options) -> tuple:
+    eps, margin, centered = options["eps"], options["sm_margin"], options["zero_centered_gamma"]
+    return (function, signature(input), signature(weight), bias if bias is None else signature(bias), eps, type(eps),
+            margin, type(margin), centered, type(centered))
+
+
+def _distances(quantizer, *others: Tensor | None) -> tuple:
+    """How far the amax of delayed scaling lies from each tensor that shares its storage."""
+    if not isinstance(quantizer, Float8Quantizer):
+        return ()
+    amax, storage = quantizer.amax.data_ptr(), quantizer.amax.untyped_storage().data_ptr()
+    return tuple(amax - t.data_ptr() if t is not None and t.untyped_storage().data_ptr() == storage else None
+                 for t in others)
+
+
+def _addresses(*given: Tensor | None) -> list[int]:
+    return [0 if t is None else t.data_ptr() for t in given]
+
+
+def _on_16_bytes(t: Tensor | None) -> Tensor | None:
+    """`t` itself, or a copy that begins at a multiple of 16 bytes."""
+    return t if t is None or t.data_ptr() % 16 == 0 else t.clone()
