@@ -9,7 +9,7 @@ def check_in_place(plan, input, tensors):
     for _, place in plan.written:
         target = tensors[place]
         if plan.requires:
-            _may_be_written(target)
+            _may_be_written(plan, target)
         begin, plain = target.data_ptr(), target.is_contiguous()
         end = begin + target.nbytes
         for other in (input, *tensors[:place], *tensors[place + 1:]):
@@ -29,9 +29,12 @@ def _refuse_shared(plan, target, place, input, tensors):
     are_apart("AddExtraInput", {"the extra input": target}, others)
 
 
-def _may_be_written(target):
+def _may_be_written(plan, target):
     if target.requires_grad and target.is_leaf:
         raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
     base = target._base
     if base is not None and base.requires_grad and base.is_leaf:
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
+    if target._is_view() and not plan.one_output:
+        raise RuntimeError("AddExtraInput: the extra input is a view, which autograd lets be written only where it "
+                           "becomes the one output of the pipeline")

@@ -40,6 +40,7 @@ class Plan:
     whether backward reaches it; whether its input needs a gradient. forward, backward: steps in the order in which they
     run; `unfused` is `backward` without fusions. no_gradients: None for each parameter, and for each extra input, of
     each basic operation. written: (basic operation, place among parameters and extra inputs) of what is written.
+    one_output: whether what is written becomes the only output.
     quantizing: (place, operation, whether its input, and whether its weight, needs a gradient). run: what computes it.
     """
 
@@ -56,6 +57,7 @@ class Plan:
     no_gradients: tuple[tuple, tuple]
     extra_outputs: int
     written: tuple[tuple[int, int], ...]
+    one_output: bool
     quantizing: tuple[tuple[int, Any, bool, bool], ...]
     run: Any
 
@@ -79,6 +81,8 @@ def make_plan(fuser, recipe, requires, parameters, run):
         no_gradients=(tuple((None,) * _count(op) for op in ops), tuple((None,) * op.num_extra_inputs for op in ops)),
         extra_outputs=fuser.num_extra_outputs,
         written=tuple((index, offsets[index].start) for index, op in enumerate(ops) if op.writes_extra_input),
+        one_output=not fuser.num_extra_outputs and [op.writes_extra_input for op in ops].count(True) == 1
+        and ops[-1].writes_extra_input,
         quantizing=tuple((index, op, inputs[index], own[index]) for index, op in enumerate(ops)
                          if isinstance(op, QuantizingOperation)),
         run=run,

@@ -1,0 +1,79 @@
+"""Every pipeline of up to three operations, and every one of four that is fused somewhere, fused and unfused."""
+
+import pytest
+import torch
+
+import reference
+from harness.tests import pipelines
+from reference import recipes
+from reference.ops import BasicOperation
+
+NAMES = pipelines.names()
+RECIPES = (recipes.DelayedScaling(), recipes.Float8CurrentScaling(), recipes.MXFP8BlockScaling(),
+           recipes.NVFP4BlockScaling())
+
+
+def run(name, kernels, device="cpu", dtype=torch.float32, recipe=None):
+    """(results fused, unfused, and of plain PyTorch), with what was fused checked."""
+    torch.manual_seed(len(name))
+    made = pipelines.make(name, device, dtype)
+    given = pipelines.inputs(name, device, dtype)
+    found = []
+    for fuse in (True, False):
+        pipeline = pipelines.sequential(made, kernels, fuse)
+        with recipes.autocast(recipe is not None, recipe=recipe):
+            found.append(pipelines.results(pipeline, pipeline, *given))
+        lists = pipelines.lists(pipeline)
+        assert lists == (pipelines.fused(name) if fuse else [[type(op).__name__ for op in made]] * 2), name
+        for ops in pipeline._groups[0]._plan.fused:
+            covered = [id(basic) for op in ops for basic in op.basic_ops]
+            assert covered == list(map(id, pipeline)) and all(isinstance(op, BasicOperation) for op in pipeline)
+    return *found, pipelines.results(lambda *tensors: pipelines.eager(made, *tensors[:1], tensors[1:]), made, *given)
+
+
+def close(name, one, other, **tolerance):
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        torch.testing.assert_close(value, other[key], msg=lambda text: f"{name}, {key}: {text}", **tolerance)
+
+
+def test_the_names_are_all_there():
+    kinds = len(pipelines.KINDS)
+    assert len(set(NAMES)) == len(NAMES) and sum(len(name) <= 3 for name in NAMES) == kinds + kinds**2 + kinds**3
+    assert {"LSA", "LSAI", "ILSA", "LS", "RLSA", "ALSN"} <= set(NAMES) and pipelines.fused("RLSA") == [
+        ["RMSNorm", "ForwardLinearScaleAdd"], ["RMSNorm", "BackwardLinearScale", "AddExtraInput"]]
+
+
+@pytest.mark.parametrize("first", list(pipelines.KINDS))
+def test_fused_is_unfused_and_pytorch(first):
+    for name in (name for name in NAMES if name[0] == first):
+        fused, unfused, eager = run(name, reference)
+        close(name, fused, unfused, rtol=0, atol=0)
+        close(name, fused, eager, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe).__name__)
+def test_fused_is_unfused_with_each_recipe(recipe):
+    """But for the gradient that BackwardLinearScale quantizes before it is scaled, not behind."""
+    for name in (name for name in NAMES if "L" in name and (len(name) < 3 or name[:2] in ("RL", "QL", "LS"))):
+        if len(name) < 4:
+            fused, unfused, eager = run(name, reference, dtype=torch.bfloat16, recipe=recipe)
+            for key, value in fused.items():
+                if pipelines.BACKWARD not in name or key.startswith("output"):
+                    assert torch.equal(value, unfused[key]), (name, key)
+                assert cosine(value, unfused[key]) > 0.97 and cosine(value, eager[key]) > 0.95, (name, key)
+
+
+def cosine(one, other):
+    return torch.cosine_similarity(one.float().flatten(), other.float().flatten(), 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("first", list(pipelines.KINDS))
+def test_fused_is_unfused_on_the_optimized_table(first):
+    import optimized
+    for name in (name for name in NAMES if name[0] == first):
+        for dtype, tolerance in ((torch.float32, 2e-4), (torch.bfloat16, 4e-2)):
+            fused, unfused, eager = run(name, optimized, "cuda", dtype)
+            close(name, fused, unfused, rtol=tolerance, atol=tolerance * 4)
+            close(name, fused, eager, rtol=tolerance, atol=tolerance * 8)
