@@ -3,7 +3,7 @@
 from reference.arguments import are_apart, is_apart_from_itself
 
 
-def check_in_place(plan, input, tensors):
+def check_in_place(plan, tensors):
     """Refuse to write an extra input that shares memory with the pipeline's other tensors or within itself (ValueError),
     or that autograd would not let be written (RuntimeError, as PyTorch has it)."""
     for _, place in plan.written:
@@ -12,20 +12,19 @@ def check_in_place(plan, input, tensors):
             _may_be_written(plan, target)
         begin, plain = target.data_ptr(), target.is_contiguous()
         end = begin + target.nbytes
-        for other in (input, *tensors[:place], *tensors[place + 1:]):
+        for other in (*tensors[:place], *tensors[place + 1:]):
             first = other.data_ptr()
             plain = plain and (end <= first or first + other.nbytes <= begin) and other.is_contiguous()
         if not plain:
-            _refuse_shared(plan, target, place, input, tensors)
+            _refuse_shared(plan, target, place, tensors)
 
 
-def _refuse_shared(plan, target, place, input, tensors):
+def _refuse_shared(plan, target, place, tensors):
     """Look at every element, and name what overlaps."""
     is_apart_from_itself("AddExtraInput", "the extra input", target)
-    count = len(plan.parameters)
-    others = {"the input": input} | {
-        f"parameter {index}" if index < count else f"extra input {index - count}": each
-        for index, each in enumerate(tensors) if index != place}
+    names = [*[f"extra input {index}" for index in range(plan.input)], "the input",
+             *[f"parameter {index}" for index in range(len(plan.parameters))]]
+    others = {name: each for index, (name, each) in enumerate(zip(names, tensors)) if index != place}
     are_apart("AddExtraInput", {"the extra input": target}, others)
 
 
@@ -35,6 +34,6 @@ def _may_be_written(plan, target):
     base = target._base
     if base is not None and base.requires_grad and base.is_leaf:
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
-    if target._is_view() and not plan.one_output:
+    if target._is_view() and not plan.may_be_view:
         raise RuntimeError("AddExtraInput: the extra input is a view, which autograd lets be written only where it "
-                           "becomes the one output of the pipeline")
+                           "comes first and becomes the one output of the pipeline")

@@ -22,12 +22,16 @@ class Node(torch.autograd.Function):
     """A pipeline as one node of the autograd graph: it runs a plan, forward and backward."""
 
     @staticmethod
-    def forward(func_ctx, plan, quantizers, keywords, input_, *tensors):
+    def forward(func_ctx, plan, quantizers, keywords, *tensors):
         """The output; behind it, where there are some, the extra outputs, and the extra inputs that were written on the
-        way. Without a `func_ctx` nothing is kept for backward."""
+        way. Without a `func_ctx` nothing is kept for backward.
+
+        `tensors` are the extra inputs, the input and the parameters: autograd takes for a view that is written what
+        comes first.
+        """
         kernels = plan.kernels
         contexts = [OperationContext(kernels, *each) for each in zip(*plan.settings, quantizers)]
-        x, outputs = input_, ()
+        x, outputs = tensors[plan.input], ()
         for step in plan.forward:
             first, before, behind = step.first, step.before, step.behind
             before = None if before is None else quantizers[before].grad_output
@@ -78,8 +82,8 @@ class Node(torch.autograd.Function):
                     contexts[first:end], grad, basic_op_grad_extra_outputs=made)
         for ctx in contexts:
             ctx.saved = None
-        found = [None, None, None, dense(grad, plan.kernels)]
-        for each in (*parameters, *extra_inputs):
+        found = [None, None, None]
+        for each in (*extra_inputs, (dense(grad, plan.kernels),), *parameters):
             found += each
         return tuple(found)
 
@@ -133,7 +137,7 @@ class OperationFuser:
     def __call__(self, input, *extra_inputs, basic_op_kwargs=None):
         """The output, behind it the extra outputs, in the order of their operations."""
         plan, quantizers, tensors = self.ready(input, extra_inputs)
-        outputs = plan.run(plan, quantizers, basic_op_kwargs or self.no_keywords, input, *tensors)
+        outputs = plan.run(plan, quantizers, basic_op_kwargs or self.no_keywords, *tensors)
         return self.visible(outputs) if type(outputs) is tuple else outputs
 
     def visible(self, outputs):
@@ -141,7 +145,7 @@ class OperationFuser:
         return outputs[:1 + self.num_extra_outputs] if self.num_extra_outputs else outputs[0]
 
     def ready(self, input, extra_inputs):
-        """(plan, quantizers, parameters and extra inputs) of a call, checked.
+        """(plan, quantizers, tensors) of a call, checked; the tensors as the node takes them.
 
         Errors: TypeError for what is no tensor; ValueError for another number of extra inputs and for memory that is
         written and shared; RuntimeError for a leaf that would be written, as PyTorch has it.
@@ -150,9 +154,9 @@ class OperationFuser:
             refuse(ValueError, "Sequential", f"{len(extra_inputs)} extra inputs, but its operations take "
                                              f"{self.num_extra_inputs}")
         parameters = [held[name] for held, name in self._slots]
-        tensors = (*parameters, *extra_inputs)
+        tensors = (*extra_inputs, input, *parameters)
         try:
-            requires = (input.requires_grad, *[t.requires_grad for t in tensors])
+            requires = tuple([t.requires_grad for t in tensors])
         except AttributeError:
             wrong = next(t for t in (input, *extra_inputs) if not isinstance(t, Tensor))
             refuse(TypeError, "Sequential", f"an input is {kind(wrong)}, but must be a torch.Tensor")
@@ -166,7 +170,7 @@ class OperationFuser:
         if plan is None or not self._fits(plan, recipe, requires, parameters):
             plan = self._plan = self._planned(recipe, requires, parameters)
         if plan.written:
-            check_in_place(plan, input, tensors)
+            check_in_place(plan, tensors)
         quantizers = self._unquantized if region is None else self._quantizers(plan, region, input.device, recomputed)
         return plan, quantizers, tensors
 

@@ -17,8 +17,8 @@ class Step:
     """One operation of a plan, which covers the basic operations from `first` to before `end`.
 
     `alone`: a basic operation without extra inputs and outputs of a kind of its own, called at once. before, behind:
-    the basic operations that are told of, None for none. extra_inputs: for each basic operation a slice of the
-    pipeline's parameters and extra inputs; extra_outputs: one of its extra outputs.
+    the basic operations that are told of, None for none. extra_inputs, extra_outputs: for each basic operation a slice
+    of the pipeline's.
     """
 
     op: Any
@@ -39,8 +39,9 @@ class Plan:
     fused: what is computed together, forward and backward, both in forward order. settings: of each basic operation
     whether backward reaches it; whether its input needs a gradient. forward, backward: steps in the order in which they
     run; `unfused` is `backward` without fusions. no_gradients: None for each parameter, and for each extra input, of
-    each basic operation. written: (basic operation, place among parameters and extra inputs) of what is written.
-    one_output: whether what is written becomes the only output.
+    each basic operation. input: its place among the tensors, behind the extra inputs. written: (basic operation, place
+    among the extra inputs) of what is written.
+    may_be_view: whether what is written becomes the only output, and comes first.
     quantizing: (place, operation, whether its input, and whether its weight, needs a gradient). run: what computes it.
     """
 
@@ -55,15 +56,16 @@ class Plan:
     backward: tuple[Step, ...]
     unfused: tuple[Step, ...]
     no_gradients: tuple[tuple, tuple]
+    input: int
     extra_outputs: int
     written: tuple[tuple[int, int], ...]
-    one_output: bool
+    may_be_view: bool
     quantizing: tuple[tuple[int, Any, bool, bool], ...]
     run: Any
 
 
 def make_plan(fuser, recipe, requires, parameters, run):
-    """The plan of an OperationFuser for calls with `recipe` whose input, parameters and extra inputs need gradients as
+    """The plan of an OperationFuser for calls with `recipe` whose extra inputs, input and parameters need gradients as
     `requires` says, in this order; empty where autograd records nothing. `run` is what computes it."""
     ops = fuser.basic_ops
     reached, inputs, own = _settings(ops, requires)
@@ -72,17 +74,16 @@ def make_plan(fuser, recipe, requires, parameters, run):
     if fuser.fuse:
         fused = tuple(pattern.FORWARD.fuse(ops)), (*ops[:first], *pattern.BACKWARD.fuse(ops[first:]))
     backward, unfused = (
-        tuple(step for step in reversed(_steps(each, ops, "fuser_backward", len(parameters))) if step.first >= first)
+        tuple(step for step in reversed(_steps(each, ops, "fuser_backward")) if step.first >= first)
         for each in (fused[1], ops))
-    offsets = _slices([op.num_extra_inputs for op in ops], len(parameters))
+    places = _slices([op.num_extra_inputs for op in ops])
+    written = tuple((index, places[index].start) for index, op in enumerate(ops) if op.writes_extra_input)
     return Plan(
         recipe, requires, tuple(parameters), (pattern.FORWARD.version, pattern.BACKWARD.version), fuser.kernels, fused,
-        (tuple(reached), tuple(inputs)), _steps(fused[0], ops, "fuser_forward", len(parameters)), backward, unfused,
+        (tuple(reached), tuple(inputs)), _steps(fused[0], ops, "fuser_forward"), backward, unfused,
         no_gradients=(tuple((None,) * _count(op) for op in ops), tuple((None,) * op.num_extra_inputs for op in ops)),
-        extra_outputs=fuser.num_extra_outputs,
-        written=tuple((index, offsets[index].start) for index, op in enumerate(ops) if op.writes_extra_input),
-        one_output=not fuser.num_extra_outputs and [op.writes_extra_input for op in ops].count(True) == 1
-        and ops[-1].writes_extra_input,
+        input=fuser.num_extra_inputs, extra_outputs=fuser.num_extra_outputs,
+        written=written, may_be_view=written == ((len(ops) - 1, 0),) and not fuser.num_extra_outputs,
         quantizing=tuple((index, op, inputs[index], own[index]) for index, op in enumerate(ops)
                          if isinstance(op, QuantizingOperation)),
         run=run,
@@ -91,28 +92,28 @@ def make_plan(fuser, recipe, requires, parameters, run):
 
 def _settings(ops, requires):
     """Of each operation: whether backward reaches it, whether its input needs a gradient, and a parameter of its own."""
-    rest = iter(requires[1:])
-    own = [any([next(rest, False) for _ in range(_count(op))]) for op in ops]
+    rest = iter(requires)
     extra_inputs = [any([next(rest, False) for _ in range(op.num_extra_inputs)]) for op in ops]
-    reached = list(itertools.accumulate(map(operator.or_, own, extra_inputs), operator.or_))
-    reached = [each or requires[:1] == (True,) for each in reached]
-    return reached, [requires[:1] == (True,), *reached[:-1]], own
+    given = next(rest, False)
+    own = [any([next(rest, False) for _ in range(_count(op))]) for op in ops]
+    reached = list(itertools.accumulate(map(operator.or_, own, extra_inputs), operator.or_, initial=given))
+    return reached[1:], reached[:-1], own
 
 
 def _count(op):
     return sum(each is not None for each in op._parameters.values())
 
 
-def _slices(counts, begin=0):
-    """The slices of `counts` things in a row, of which the first is at `begin`."""
-    ends = list(itertools.accumulate(counts, initial=begin))
+def _slices(counts):
+    """The slices of `counts` things in a row."""
+    ends = itertools.accumulate(counts, initial=0)
     return [slice(*each) for each in itertools.pairwise(ends)]
 
 
-def _steps(fused, ops, method, parameters):
+def _steps(fused, ops, method):
     """Steps of one direction, in forward order."""
     found, first = [], 0
-    inputs = _slices([op.num_extra_inputs for op in ops], parameters)
+    inputs = _slices([op.num_extra_inputs for op in ops])
     outputs = _slices([op.num_extra_outputs for op in ops])
     for op in fused:
         end = first + len(op.basic_ops)

@@ -88,7 +88,7 @@ class Sequential(torch.nn.Module):
                 continue
             begin, taken = taken, taken + group.num_extra_inputs
             plan, quantizers, tensors = group.ready(x, extra_inputs[begin:taken])
-            x = plan.run(plan, quantizers, group.no_keywords, x, *tensors)
+            x = plan.run(plan, quantizers, group.no_keywords, *tensors)
             if type(x) is tuple:
                 x, *more = x
                 outputs += tuple(more[:group.num_extra_outputs])
