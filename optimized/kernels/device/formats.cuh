@@ -116,15 +116,13 @@ struct E2M1 {
     const u32 step = max(__float_as_uint(magnitude) & kExponent, 0x3F800000u) - 0x00800000u;
     return code<Down>(fmaf(float(random) * 0x1p-8f, __uint_as_float(step), magnitude));
   }
-  // Eight codes in a word, the first in the lowest nibble, with the signs of v.
-  static __device__ __forceinline__ u32 pack(const u32 (&code)[8], const Floats<8>& v) {
+  // Eight codes in a word, the first in the lowest nibble, with signs where they belong.
+  static __device__ __forceinline__ u32 pack(const u32 (&code)[8], u32 signs) {
     constexpr u32 kBias = 0x4B000000u;  // of 2^23; of all eight, only what two carry into the top byte is left
     u32 word = code[7];
 #pragma unroll
     for (int i = 6; i >= 0; --i) word = word * 16 + code[i];
-    const auto top = [&](int i, int j) { return __byte_perm(__float_as_uint(v[i]), __float_as_uint(v[j]), 0x0073); };
-    const u32 even = __byte_perm(top(0, 2), top(4, 6), 0x5410), odd = __byte_perm(top(1, 3), top(5, 7), 0x5410);
-    return word - kBias * 17 + ((even >> 4 & 0x08080808u) | (odd & 0x80808080u));
+    return word - kBias * 17 + signs;
   }
   // Codes i and i + 4 of eight, i < 4, exactly: in the upper bits of a half they are 2^-14 times what they stand for.
   static __device__ __forceinline__ float2 decode_pair(u32 codes, int i) {

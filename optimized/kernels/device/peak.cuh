@@ -52,9 +52,10 @@ struct Peaks {
       u32 half[kPerWord];
 #pragma unroll
       for (int h = 0; h < kPerWord; ++h) {
-        Peaks one;
-        one.take(row[i * kPerWord + h]);
-        half[h] = one.folded();
+        const u32* const words = reinterpret_cast<const u32*>(row[i * kPerWord + h].lane);
+        half[h] = magnitudes<X>(words[0]);  // not from zero: the compiler would take its larger one, too
+#pragma unroll
+        for (int k = 1; k < kWords; ++k) half[h] = larger<X>(half[h], magnitudes<X>(words[k]));
       }
       if constexpr (kPerWord == 1) peaks.word[i] = half[0];
       else peaks.word[i] = larger<X>(__byte_perm(half[0], half[1], 0x5410), __byte_perm(half[0], half[1], 0x7632));
@@ -97,9 +98,7 @@ struct Peaks {
 
   static __device__ __forceinline__ float value(u32 word, int half) {
     if constexpr (kPerWord == 1) return __uint_as_float(word);
-    Vec<X, 2> pair;
-    reinterpret_cast<u32&>(pair) = word;
-    return float(pair.lane[half]);
+    else return half ? widen_pair<X>(word).y : widen_pair<X>(word).x;
   }
 };
 

@@ -39,16 +39,37 @@ __device__ __forceinline__ i64 round_up(i64 value, i64 unit) { return (value + u
 // Eight elements, of which `count` are there (Whole: all or none); zeros stand for the others.
 template <class X, class Fill>
 __device__ __forceinline__ Vec<X, kRun> load_run(const void* x, i64 element, int count, bool aligned) {
-  Vec<X, kRun> v = {};
   if constexpr (Fill::kWhole) {
-    if (count) v = load<X, kRun>(x, element);
-    return v;
+    uint4 units[sizeof(X) / 2] = {};  // as words: halves of them would be taken apart and put together
+    if (count) {
+#pragma unroll
+      for (int i = 0; i < int(sizeof(X)) / 2; ++i)
+        units[i] = reinterpret_cast<const uint4*>(static_cast<const X*>(x) + element)[i];
+    }
+    return reinterpret_cast<const Vec<X, kRun>&>(units);
   }
+  Vec<X, kRun> v = {};
   if (aligned && count == kRun) return load<X, kRun>(x, element);
 #pragma unroll
   for (int i = 0; i < kRun; ++i)
     if (i < count) v.lane[i] = load<X, 1>(x, element + i).lane[0];
   return v;
+}
+
+// By words where two neighbours make one.
+template <class X>
+__device__ __forceinline__ Floats<kRun> widen_run(const Vec<X, kRun>& run) {
+  if constexpr (sizeof(X) == 4) {
+    return widen(run);
+  } else {
+    Floats<kRun> v;
+#pragma unroll
+    for (int i = 0; i < kRun; i += 2) {
+      const float2 pair = widen_pair<X>(reinterpret_cast<const u32*>(run.lane)[i / 2]);
+      v[i] = pair.x, v[i + 1] = pair.y;
+    }
+    return v;
+  }
 }
 
 template <class Fill>

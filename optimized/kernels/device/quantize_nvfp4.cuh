@@ -1,6 +1,8 @@
 #pragma once
 #include "device/hadamard.cuh"
+#include "device/line.cuh"
 #include "device/philox.cuh"
+#include "device/ptx/store.cuh"
 #include "device/strip.cuh"
 
 // How E2M1 codes are rounded.
@@ -81,13 +83,13 @@ struct Nvfp4 {
     if constexpr (!Part::kTile) pad_scales(a.rowwise_scales, a.rows, a.cols / kBlock);
   }
 
-  // The scale of a block.
-  __device__ __forceinline__ u32 scale_of(float amax, int k) const {
-    return E4M3::encode_pair(amax * sixth[k], 0.f) & 0xFF;
+  // The scales of two blocks, a byte each.
+  __device__ __forceinline__ u32 scales_of(float low, float high, int k) const {
+    return E4M3::encode_pair(low * sixth[k], high * sixth[k]);
   }
   // Codes of eight neighbours of a block of the given scale: its first eight or its last, of group 16 elements number
   // `group` of the matrix, or its transpose.
-  __device__ __forceinline__ u32 codes(const Floats<kRun>& v, u32 scale, i64 group, bool last, bool columnwise) const {
+  __device__ __forceinline__ u32 codes(const Line& line, u32 scale, i64 group, bool last, bool columnwise) const {
     const float factor = shared.factors[columnwise ? kAmaxes - 1 : 0].factor[scale];
     u32 code[kRun];
     if constexpr (kStochastic) {
@@ -95,13 +97,13 @@ struct Nvfp4 {
       const u32 low = last ? words.z : words.x, high = last ? words.w : words.y;
 #pragma unroll
       for (int i = 0; i < kRun; ++i)
-        code[i] = E2M1::stochastic(fabsf(v[i]) * factor, (i < 4 ? low : high) >> (8 * (i % 4)) & 0xFF);
+        code[i] = E2M1::stochastic(fabsf(line.v[i]) * factor, (i < 4 ? low : high) >> (8 * (i % 4)) & 0xFF);
     } else {
 #pragma unroll
-      for (int i = 0; i < kRun; ++i) code[i] = E2M1::nearest(fabsf(v[i]) * factor);
+      for (int i = 0; i < kRun; ++i) code[i] = E2M1::nearest(fabsf(line.v[i]) * factor);
     }
-    const u32 nan = 0u - (scale + 1 >> 7);  // all bits where the scale is 0x7F: a branch would cost more
-    return (E2M1::pack(code, v) & ~nan) | (0x77777777u & nan);
+    const u32 word = E2M1::pack(code, line.signs);
+    return scale == 0x7F ? 0x77777777u : word;
   }
 
   // Two lanes have a block.
@@ -113,8 +115,8 @@ struct Nvfp4 {
       own.take(strip.run[i]);
       u32 most = own.bits();
       most = max(most, __shfl_xor_sync(~0u, most, 1));
-      const u32 scale = scale_of(__uint_as_float(most), 0);
-      const u32 word = codes(widen(strip.run[i]), scale, at.place / kBlock, threadIdx.x % 2, false);
+      const u32 scale = scales_of(__uint_as_float(most), 0.f, 0);
+      const u32 word = codes(line_of_row(strip.run[i]), scale, at.place / kBlock, threadIdx.x % 2, false);
       if (at.count) *reinterpret_cast<u32*>(a.rowwise + at.place / 2) = word;
       if (at.count && threadIdx.x % 2 == 0) a.rowwise_scales[at.scale] = scale;
     }
@@ -126,14 +128,14 @@ struct Nvfp4 {
       u32 most = all.bits();
       most = max(most, __shfl_xor_sync(~0u, most, 1));
       most = max(most, __shfl_xor_sync(~0u, most, 8));
-      const u32 scale = scale_of(__uint_as_float(most), 0);
-      if (a.rowwise) encode_rows(tile, [&](int) { return scale; });
-      if (a.columnwise) encode_columns(tile, tile.row, [&](int) { return scale; });
+      const u32 scales = scales_of(__uint_as_float(most), __uint_as_float(most), 0);
+      if (a.rowwise) encode_rows(tile, [&](int) { return scales; });
+      if (a.columnwise) encode_columns(tile, tile.row, [&](int) { return scales; });
     } else {
       if (!Part::kColumns || a.rowwise) {
         Peaks<X> own = Peaks<X>::of_rows(tile.row);
         own.exchange(1);
-        encode_rows(tile, [&](int i) { return scale_of(own[i], 0); });
+        encode_rows(tile, [&](int i) { return scales_of(own[i], own[i + 1], 0); });
       }
       if (!Part::kColumns || !a.columnwise) return;
       Vec<X, kRun> turned[kRun];
@@ -144,38 +146,46 @@ struct Nvfp4 {
       }();
       Peaks<X> own = Peaks<X>::of_columns(row);
       own.exchange(8);
-      encode_columns(tile, row, [&](int j) { return scale_of(own[j], kAmaxes - 1); });
+      encode_columns(tile, row, [&](int j) { return scales_of(own[j], own[j + 1], kAmaxes - 1); });
     }
   }
-  template <class Scale>
-  __device__ __forceinline__ void encode_rows(const Tile<X, Fill>& tile, Scale scale_of_row) {
-    i64 place = tile.place(a);
+  // `scales_of_rows(i)`: the scales of the rows i and i + 1.
+  template <class Scales>
+  __device__ __forceinline__ void encode_rows(const Tile<X, Fill>& tile, Scales scales_of_rows) {
+    const i64 place = tile.place(a);
+    u8* out = a.rowwise + u64(place) / 2;
 #pragma unroll
-    for (int i = 0; i < kRun; ++i, place += a.cols) {
-      const u32 scale = scale_of_row(i);
-      const u32 word = codes(tile.values(i), scale, place / kBlock, Lattice::left() % kBlock, false);
-      if (i < tile.rows) *reinterpret_cast<u32*>(a.rowwise + place / 2) = word;
+    for (int i = 0; i < kRun; ++i, out += u64(a.cols) / 2) {
+      const u32 scale = scales_of_rows(i & ~1) >> (i % 2 * 8) & 0xFF;
+      const u64 group = u64(place + i * a.cols) / kBlock;
+      const u32 word = codes(line_of_row(tile.row[i]), scale, group, Lattice::left() % kBlock, false);
+      store_if(i < tile.rows, out, word);
       if (threadIdx.x % 2 == 0) shared.data.rowwise.put(Lattice::top() + i, Lattice::left() / kBlock, scale);
     }
     __syncthreads();
     shared.data.rowwise.flush(a.rowwise_scales, tile.first_row, tile.first_col / kBlock, a.cols / kBlock);
     __syncthreads();
   }
-  template <class Scale>
+  // The same of columns.
+  template <class Scales>
   __device__ __forceinline__ void encode_columns(const Tile<X, Fill>& tile, const Vec<X, kRun> (&row)[kRun],
-                                                 Scale scale_of_column) {
+                                                 Scales scales_of_columns) {
 #pragma unroll
-    for (int j = 0; j < kRun; ++j) {
-      const u32 scale = scale_of_column(j);
-      const i64 column = tile.first_col + Lattice::left() + j;
-      Floats<kRun> v;
+    for (int pair = 0; pair < kRun; pair += 2) {
+      Line line[2];
+      lines_of_columns(row, pair, line);
+      const u32 scales = scales_of_columns(pair);
 #pragma unroll
-      for (int i = 0; i < kRun; ++i) v[i] = float(row[i].lane[j]);
-      const i64 group = (column * a.rows + tile.first_row + Lattice::top()) / kBlock;
-      const u32 word = codes(v, scale, group, Lattice::top() % kBlock, true);
-      shared.data.turned.put(Lattice::left() + j, Lattice::top() / 2, word);
-      if (Lattice::lane_down() % 2 == 0)
-        shared.data.columnwise.put(Lattice::left() + j, Lattice::top() / kBlock, scale);
+      for (int k = 0; k < 2; ++k) {
+        const int j = pair + k;
+        const u32 scale = scales >> (k * 8) & 0xFF;
+        const i64 column = tile.first_col + Lattice::left() + j;
+        const u64 group = u64(column * a.rows + tile.first_row + Lattice::top()) / kBlock;
+        const u32 word = codes(line[k], scale, group, Lattice::top() % kBlock, true);
+        shared.data.turned.put(Lattice::left() + j, Lattice::top() / 2, word);
+        if (Lattice::lane_down() % 2 == 0)
+          shared.data.columnwise.put(Lattice::left() + j, Lattice::top() / kBlock, scale);
+      }
     }
     __syncthreads();
     shared.data.turned.flush(a.columnwise, tile.first_col, a.cols, tile.first_row / 2, a.rows / 2);

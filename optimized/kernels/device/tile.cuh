@@ -36,9 +36,9 @@ struct Tile : Lattice {
     first_row = u32(part) / wide * kEdge, first_col = u32(part) % wide * kEdge;
     columns = min(i64(kRun), max(i64(0), a.cols - first_col - left()));
     rows = columns ? min(i64(kRun), max(i64(0), a.rows - first_row - top())) : 0;
-    i64 source = (first_row + top()) * a.pitch + first_col + left();
+    const X* source = static_cast<const X*>(a.x) + (first_row + top()) * a.pitch + first_col + left();
 #pragma unroll
-    for (int i = 0; i < kRun; ++i, source += a.pitch) row[i] = load_run<X, Fill>(a.x, source, in_row(i), a.aligned);
+    for (int i = 0; i < kRun; ++i, source += a.pitch) row[i] = load_run<X, Fill>(source, 0, in_row(i), a.aligned);
   }
   // How many elements row i has.
   __device__ __forceinline__ int in_row(int i) const { return i < rows ? (Fill::kWhole ? kRun : columns) : 0; }
@@ -50,7 +50,7 @@ struct Tile : Lattice {
 #pragma unroll
     for (int i = 0; i < kRun; ++i) peaks.take(row[i]);
   }
-  __device__ __forceinline__ Floats<kRun> values(int i) const { return widen(row[i]); }
+  __device__ __forceinline__ Floats<kRun> values(int i) const { return widen_run(row[i]); }
 };
 
 // The same where no columnwise data is asked for.

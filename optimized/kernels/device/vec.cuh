@@ -53,6 +53,18 @@ __device__ __forceinline__ Floats<N> widen(const Vec<T, N>& v) {
   return f;
 }
 
+// Two neighbours that make a word.
+template <class T>
+__device__ __forceinline__ float2 widen_pair(u32 word);
+template <>
+__device__ __forceinline__ float2 widen_pair<bf16>(u32 word) {
+  return {__uint_as_float(word << 16), __uint_as_float(word & 0xFFFF0000u)};
+}
+template <>
+__device__ __forceinline__ float2 widen_pair<f16>(u32 word) {
+  return __half22float2(reinterpret_cast<const __half2&>(word));
+}
+
 template <int N>
 __device__ __forceinline__ void narrow(const Floats<N>& f, Vec<f32, N>& v) {
 #pragma unroll
