@@ -1,30 +1,45 @@
 #pragma once
 #include "device/tile.cuh"
 
+// Of strides 1, 2, 4.
+__device__ __forceinline__ void butterflies(float (&v)[kRun]) {
+#pragma unroll
+  for (int stride = 1; stride < kRun; stride *= 2)
+#pragma unroll
+    for (int i = 0; i < kRun; ++i)
+      if (!(i & stride)) {
+        const float low = v[i], high = v[i + stride];
+        v[i] = low + high, v[i + stride] = low - high;
+      }
+}
+
 // Each 16 elements down a column of a tile, times diag(s) * H16 / 4 with H16 in Sylvester's order, rounded to bf16:
 // four butterfly stages in float32, of strides 1, 2, 4 within a thread and 8 with the lane that has the other rows.
 __device__ __forceinline__ void hadamard(const Vec<bf16, kRun> (&row)[kRun], Vec<bf16, kRun> (&out)[kRun]) {
   constexpr u32 kSigns = 0xD7E8;  // bit i is set where s is -1 for element i
   const bool upper = Lattice::lane_down() % 2;
+  const float side = upper ? -1.f : 1.f;
   const u32 signs = upper ? kSigns >> 8 : kSigns & 0xFF;
 #pragma unroll
-  for (int j = 0; j < kRun; ++j) {
-    float v[kRun];
-#pragma unroll
-    for (int i = 0; i < kRun; ++i)
-      v[i] = __uint_as_float(__float_as_uint(float(row[i].lane[j])) ^ (signs >> i & 1) << 31);
-#pragma unroll
-    for (int stride = 1; stride < kRun; stride *= 2)
-#pragma unroll
-      for (int i = 0; i < kRun; ++i)
-        if (!(i & stride)) {
-          const float low = v[i], high = v[i + stride];
-          v[i] = low + high, v[i + stride] = low - high;
-        }
+  for (int j = 0; j < kRun; j += 2) {
+    float v[2][kRun];  // two columns, which make a word
 #pragma unroll
     for (int i = 0; i < kRun; ++i) {
-      const float other = __shfl_xor_sync(~0u, v[i], 8);
-      out[i].lane[j] = __float2bfloat16_rn((upper ? other - v[i] : v[i] + other) * 0.25f);
+      const u32 word = reinterpret_cast<const u32*>(row[i].lane)[j / 2] ^ (signs >> i & 1) * 0x80008000u;
+      const float2 pair = widen_pair<bf16>(word);
+      v[0][i] = pair.x, v[1][i] = pair.y;
+    }
+#pragma unroll
+    for (int k = 0; k < 2; ++k) butterflies(v[k]);
+#pragma unroll
+    for (int i = 0; i < kRun; ++i) {
+      float sum[2];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const float other = __shfl_xor_sync(~0u, v[k][i], 8);
+        sum[k] = fmaf(v[k][i], side, other) * 0.25f;  // other ± v
+      }
+      reinterpret_cast<__nv_bfloat162&>(out[i].lane[j]) = __floats2bfloat162_rn(sum[0], sum[1]);
     }
   }
 }
