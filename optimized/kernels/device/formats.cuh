@@ -111,10 +111,11 @@ struct E2M1 {
     return __float_as_uint(Rounding::add(twos, Rounding::fma(ones, 2.f, Rounding::fma(halves, 4.f, 0x1p23f))));
   }
   static __device__ __forceinline__ u32 nearest(float magnitude) { return code<ToNearest>(magnitude); }
-  // Rounded up where `random`, 0 … 255, reaches what is missing to the next value, in 256ths of the step between.
-  static __device__ __forceinline__ u32 stochastic(float magnitude, u32 random) {
-    const u32 step = max(__float_as_uint(magnitude) & kExponent, 0x3F800000u) - 0x00800000u;
-    return code<Down>(fmaf(float(random) * 0x1p-8f, __uint_as_float(step), magnitude));
+  // Rounded up where byte `i` of `random` reaches what is missing to the next value, in 256ths of the step between.
+  static __device__ __forceinline__ u32 stochastic(float magnitude, u32 random, int i) {
+    const float share = __uint_as_float(__byte_perm(random, 0x43000000u, 0x7604 | i << 4)) - 128.f;  // from 128 + share
+    const int step = max(int(__float_as_uint(magnitude) & kExponent) - 0x00800000, 0x3F000000);
+    return code<Down>(fmaf(share, __uint_as_float(step), magnitude));
   }
   // Eight codes in a word, the first in the lowest nibble, with signs where they belong.
   static __device__ __forceinline__ u32 pack(const u32 (&code)[8], u32 signs) {

@@ -17,4 +17,15 @@ struct Random {
     }
     return c;
   }
+  // Of two groups, each of which this lane has in common with the lane whose number differs in `Bit`: two words for
+  // the first eight elements of each, or, where that bit is set, for the others. Each lane works out one group.
+  template <int Bit>
+  __device__ __forceinline__ void halves(const u64 (&group)[2], bool columnwise, uint2 (&half)[2]) const {
+    const bool last = threadIdx.x & Bit;
+    const uint4 own = words(last ? group[1] : group[0], columnwise);
+    const uint2 mine = last ? uint2{own.z, own.w} : uint2{own.x, own.y};
+    const uint2 others = last ? uint2{own.x, own.y} : uint2{own.z, own.w};
+    const uint2 got = {__shfl_xor_sync(~0u, others.x, Bit), __shfl_xor_sync(~0u, others.y, Bit)};
+    half[0] = last ? got : mine, half[1] = last ? mine : got;
+  }
 };

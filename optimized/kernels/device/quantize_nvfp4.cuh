@@ -87,38 +87,52 @@ struct Nvfp4 {
   __device__ __forceinline__ u32 scales_of(float low, float high, int k) const {
     return E4M3::encode_pair(low * sixth[k], high * sixth[k]);
   }
-  // Codes of eight neighbours of a block of the given scale: its first eight or its last, of group 16 elements number
-  // `group` of the matrix, or its transpose.
-  __device__ __forceinline__ u32 codes(const Line& line, u32 scale, i64 group, bool last, bool columnwise) const {
-    const float factor = shared.factors[columnwise ? kAmaxes - 1 : 0].factor[scale];
-    u32 code[kRun];
-    if constexpr (kStochastic) {
-      const uint4 words = Random{a.seed, a.offset}.words(group, columnwise);
-      const u32 low = last ? words.z : words.x, high = last ? words.w : words.y;
+  // Codes of two lines of blocks of the given scales, a byte each, of the groups of 16 elements number `group` of the
+  // matrix, or its transpose: their first eight or, where `Bit` of the lane is set, their last.
+  template <int Bit>
+  __device__ __forceinline__ void codes(const Line (&line)[2], u32 scales, const u64 (&group)[2], bool columnwise,
+                                        u32 (&word)[2]) const {
+    uint2 random[2];
+    if constexpr (kStochastic) Random{a.seed, a.offset}.template halves<Bit>(group, columnwise, random);
 #pragma unroll
-      for (int i = 0; i < kRun; ++i)
-        code[i] = E2M1::stochastic(fabsf(line.v[i]) * factor, (i < 4 ? low : high) >> (8 * (i % 4)) & 0xFF);
-    } else {
+    for (int k = 0; k < 2; ++k) {
+      const u32 scale = scales >> (8 * k) & 0xFF;
+      const float factor = shared.factors[columnwise ? kAmaxes - 1 : 0].factor[scale];
+      u32 code[kRun];
 #pragma unroll
-      for (int i = 0; i < kRun; ++i) code[i] = E2M1::nearest(fabsf(line.v[i]) * factor);
+      for (int i = 0; i < kRun; ++i) {
+        const float magnitude = fabsf(line[k].v[i]) * factor;
+        if constexpr (kStochastic) code[i] = E2M1::stochastic(magnitude, i < 4 ? random[k].x : random[k].y, i % 4);
+        else code[i] = E2M1::nearest(magnitude);
+      }
+      const u32 packed = E2M1::pack(code, line[k].signs);
+      word[k] = scale == 0x7F ? 0x77777777u : packed;
     }
-    const u32 word = E2M1::pack(code, line.signs);
-    return scale == 0x7F ? 0x77777777u : word;
   }
 
   // Two lanes have a block.
   __device__ __forceinline__ void encode(const Strip<X, Fill>& strip) const {
 #pragma unroll
-    for (int i = 0; i < Strip<X, Fill>::kRuns; ++i) {
-      const Spot at = strip.template spot<kBlock>(a, i);
-      Peaks<X> own;
-      own.take(strip.run[i]);
-      u32 most = own.bits();
-      most = max(most, __shfl_xor_sync(~0u, most, 1));
-      const u32 scale = scales_of(__uint_as_float(most), 0.f, 0);
-      const u32 word = codes(line_of_row(strip.run[i]), scale, at.place / kBlock, threadIdx.x % 2, false);
-      if (at.count) *reinterpret_cast<u32*>(a.rowwise + at.place / 2) = word;
-      if (at.count && threadIdx.x % 2 == 0) a.rowwise_scales[at.scale] = scale;
+    for (int i = 0; i < Strip<X, Fill>::kRuns; i += 2) {
+      const Spot at[2] = {strip.template spot<kBlock>(a, i), strip.template spot<kBlock>(a, i + 1)};
+      const Line line[2] = {line_of_row(strip.run[i]), line_of_row(strip.run[i + 1])};
+      float amax[2];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        Peaks<X> own;
+        own.take(strip.run[i + k]);
+        u32 most = own.bits();
+        most = max(most, __shfl_xor_sync(~0u, most, 1));
+        amax[k] = __uint_as_float(most);
+      }
+      const u32 scales = scales_of(amax[0], amax[1], 0);
+      u32 word[2];
+      codes<1>(line, scales, {u64(at[0].place) / kBlock, u64(at[1].place) / kBlock}, false, word);
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        if (at[k].count) *reinterpret_cast<u32*>(a.rowwise + at[k].place / 2) = word[k];
+        if (at[k].count && threadIdx.x % 2 == 0) a.rowwise_scales[at[k].scale] = scales >> (8 * k);
+      }
     }
   }
   __device__ __forceinline__ void encode(const Tile<X, Fill>& tile) {
@@ -149,18 +163,24 @@ struct Nvfp4 {
       encode_columns(tile, row, [&](int j) { return scales_of(own[j], own[j + 1], kAmaxes - 1); });
     }
   }
-  // `scales_of_rows(i)`: the scales of the rows i and i + 1.
+  // `scales_of_rows(i)`: the scales of the rows i and i + 1, i even.
   template <class Scales>
   __device__ __forceinline__ void encode_rows(const Tile<X, Fill>& tile, Scales scales_of_rows) {
     const i64 place = tile.place(a);
     u8* out = a.rowwise + u64(place) / 2;
 #pragma unroll
-    for (int i = 0; i < kRun; ++i, out += u64(a.cols) / 2) {
-      const u32 scale = scales_of_rows(i & ~1) >> (i % 2 * 8) & 0xFF;
-      const u64 group = u64(place + i * a.cols) / kBlock;
-      const u32 word = codes(line_of_row(tile.row[i]), scale, group, Lattice::left() % kBlock, false);
-      store_if(i < tile.rows, out, word);
-      if (threadIdx.x % 2 == 0) shared.data.rowwise.put(Lattice::top() + i, Lattice::left() / kBlock, scale);
+    for (int i = 0; i < kRun; i += 2) {
+      const Line line[2] = {line_of_row(tile.row[i]), line_of_row(tile.row[i + 1])};
+      const u64 first = u64(place + i * a.cols) / kBlock;
+      const u32 scales = scales_of_rows(i);
+      u32 word[2];
+      codes<1>(line, scales, {first, first + u64(a.cols) / kBlock}, false, word);
+#pragma unroll
+      for (int k = 0; k < 2; ++k, out += u64(a.cols) / 2) {
+        store_if(i + k < tile.rows, out, word[k]);
+        if (threadIdx.x % 2 == 0)
+          shared.data.rowwise.put(Lattice::top() + i + k, Lattice::left() / kBlock, scales >> (8 * k));
+      }
     }
     __syncthreads();
     shared.data.rowwise.flush(a.rowwise_scales, tile.first_row, tile.first_col / kBlock, a.cols / kBlock);
@@ -171,20 +191,19 @@ struct Nvfp4 {
   __device__ __forceinline__ void encode_columns(const Tile<X, Fill>& tile, const Vec<X, kRun> (&row)[kRun],
                                                  Scales scales_of_columns) {
 #pragma unroll
-    for (int pair = 0; pair < kRun; pair += 2) {
+    for (int j = 0; j < kRun; j += 2) {
       Line line[2];
-      lines_of_columns(row, pair, line);
-      const u32 scales = scales_of_columns(pair);
+      lines_of_columns(row, j, line);
+      const int column = Lattice::left() + j;
+      const u64 first = u64((tile.first_col + column) * a.rows + tile.first_row + Lattice::top()) / kBlock;
+      const u32 scales = scales_of_columns(j);
+      u32 word[2];
+      codes<8>(line, scales, {first, first + u64(a.rows) / kBlock}, true, word);
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const int j = pair + k;
-        const u32 scale = scales >> (k * 8) & 0xFF;
-        const i64 column = tile.first_col + Lattice::left() + j;
-        const u64 group = u64(column * a.rows + tile.first_row + Lattice::top()) / kBlock;
-        const u32 word = codes(line[k], scale, group, Lattice::top() % kBlock, true);
-        shared.data.turned.put(Lattice::left() + j, Lattice::top() / 2, word);
+        shared.data.turned.put(column + k, Lattice::top() / 2, word[k]);
         if (Lattice::lane_down() % 2 == 0)
-          shared.data.columnwise.put(Lattice::left() + j, Lattice::top() / kBlock, scale);
+          shared.data.columnwise.put(column + k, Lattice::top() / kBlock, scales >> (8 * k));
       }
     }
     __syncthreads();
