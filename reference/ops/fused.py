@@ -21,8 +21,8 @@ class ForwardLinearScaleAdd(FusedOperation):
     def fuser_forward(self, basic_op_ctxs, input_, *, basic_op_extra_inputs, prev_op_grad_output_quantizer,
                       next_op_input_quantizer, basic_op_kwargs):
         """linear_scale_add_fwd; gives back the residual, as AddExtraInput does."""
-        for op, keywords in zip(self.basic_ops, basic_op_kwargs):
-            no_keywords(op, keywords)
+        if any(basic_op_kwargs):
+            no_keywords(self, [name for keywords in basic_op_kwargs for name in keywords])
         linear, scale, _ = self.basic_ops
         ctx, factor, residual = basic_op_ctxs[0], scale.scale, basic_op_extra_inputs[2][0]
         kept, x, weight = linear.operands(ctx, input_)

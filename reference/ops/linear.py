@@ -10,7 +10,7 @@ from torch import Tensor
 from reference.arguments import is_flag, is_integer, refuse
 from reference.ops.op import UNQUANTIZED, Quantizers
 from reference.ops.parallel import tensor_parallel
-from reference.ops.quantizing import QuantizingOperation, no_keywords
+from reference.ops.quantizing import QuantizingOperation
 from reference.ops.saved import dense, has, oriented
 from reference.quantized import QuantizedTensor
 from reference.recipes import ROLES

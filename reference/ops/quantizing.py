@@ -54,11 +54,13 @@ class QuantizingOperation(BasicOperation):
         if held is not None:
             destination[f"{prefix}_extra_state"] = held | {"seed": self._seed}
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, *rest):
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *rest)
-        held = state_dict.get(f"{prefix}_extra_state")
-        if held is not None:
-            held = dict(held)
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        key = f"{prefix}_extra_state"
+        if key in state_dict:
+            unexpected_keys = rest[-2]
+            unexpected_keys[:] = [name for name in unexpected_keys if name != key]
+            held = dict(state_dict[key])
             self._seed = held.pop("seed")
             self._state, self._made, self._waiting = None, None, held
 

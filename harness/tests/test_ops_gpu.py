@@ -1,0 +1,159 @@
+"""Pipelines on a GPU: CUDA graphs, torch.compile, other streams, frames and host time, both tables."""
+
+import sys
+import time
+from statistics import median
+
+import pytest
+import torch
+
+import optimized
+import reference
+from harness.environment import ROOT
+from harness.tests import pipelines
+from reference import ops, recipes
+
+pytestmark = pytest.mark.gpu
+SIZE = 256
+RECIPES = {"none": None, "delayed": recipes.DelayedScaling(), "current": recipes.Float8CurrentScaling(),
+           "mxfp8": recipes.MXFP8BlockScaling(), "nvfp4": recipes.NVFP4BlockScaling()}
+
+
+def block(kernels, fuse=True):
+    torch.manual_seed(0)
+    return ops.Sequential(ops.RMSNorm(SIZE), ops.BasicLinear(SIZE, SIZE), ops.ConstantScale(0.5),
+                          ops.AddExtraInput(in_place=True), kernels=kernels, fuse=fuse).to("cuda", torch.bfloat16)
+
+
+def draw(count=1):
+    return [torch.randn(512, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(count)]
+
+
+def step(made, x, residual, grad, recipe):
+    """Output and gradients."""
+    with recipes.autocast(recipe is not None, recipe=recipe):
+        y = made(x, residual.clone())
+    return y, *torch.autograd.grad(y, [x, *made.parameters()], grad)
+
+
+def close(found, wanted, least=0.999):
+    for one, other in zip(found, wanted, strict=True):
+        assert one.isfinite().all()
+        assert torch.cosine_similarity(one.float().flatten(), other.float().flatten(), 0) > least
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_tables_agree(recipe):
+    x, residual, grad = draw(3)
+    x.requires_grad_()
+    results = [step(block(kernels, fuse), x, residual, grad, recipe)
+               for kernels, fuse in ((optimized, True), (optimized, False), (reference, True))]
+    least = 0.999 if recipe is None else 0.97
+    close(results[0], results[1], least)
+    close(results[0], results[2], least)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("kernels", [optimized, reference], ids=lambda module: module.__name__)
+def test_a_captured_graph_gives_what_eager_gives(kernels, recipe):
+    made = block(kernels)
+    x, residual, grad, other = draw(4)
+    x.requires_grad_()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step(made, x, residual, grad, recipe)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step(made, x, residual, grad, recipe)
+    with torch.no_grad():
+        x.copy_(other)
+    for _ in range(2):
+        graph.replay()
+    wanted = step(made, x, residual, grad, recipe)
+    torch.cuda.synchronize()
+    close([each.detach() for each in found], [each.detach() for each in wanted], 0.9999 if recipe is None else 0.97)
+    if recipe is None:
+        assert all(map(torch.equal, found, wanted))
+
+
+def test_compiled_code_breaks_its_graph_and_is_right():
+    made, (x, residual, grad) = block(optimized), draw(3)
+    x.requires_grad_()
+    compiled = torch.compile(lambda *given: made(*given) * 2)
+    found, wanted = compiled(x, residual.clone()), made(x, residual.clone()) * 2
+    assert torch.equal(found, wanted)
+    assert all(map(torch.equal, *[torch.autograd.grad(y, [x, *made.parameters()], grad) for y in (found, wanted)]))
+
+
+def test_another_stream_and_a_thread_of_autograd():
+    made, (x, residual, grad) = block(optimized), draw(3)
+    x.requires_grad_()
+    wanted = step(made, x, residual, grad, None)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = step(made, x, residual, grad, None)
+    stream.synchronize()
+    assert all(map(torch.equal, found, wanted))
+
+
+def frames_at_launch(call):
+    """The most of the project's own frames at any launch of the driver."""
+    depths = []
+
+    def watch(frame, event, argument):
+        if event == "c_call" and getattr(argument, "__name__", "") == "cuLaunchKernelEx":
+            own = 0
+            while frame:
+                own += frame.f_code.co_filename.startswith((f"{ROOT}/reference/", f"{ROOT}/optimized/"))
+                frame = frame.f_back
+            depths.append(own)
+
+    sys.setprofile(watch)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    assert depths, "nothing was launched"
+    return max(depths)
+
+
+def test_frames_to_the_driver():
+    made, (x, residual, grad) = block(optimized), draw(3)
+    x.requires_grad_()
+    step(made, x, residual, grad, None)
+    weight = made[0].weight.detach()
+    optimized.rmsnorm_fwd(x.detach(), weight, 1e-5)
+    assert frames_at_launch(lambda: optimized.rmsnorm_fwd(x.detach(), weight, 1e-5)) in (2, 3)
+    assert frames_at_launch(lambda: made(x, residual.clone())) <= 6
+    y = made(x, residual.clone())
+    with torch.autograd.set_multithreading_enabled(False):
+        assert frames_at_launch(lambda: y.backward(grad)) <= 6
+
+
+def host_us(call, setup=lambda: None, count=300):
+    """Median host time of a call, none of which waits for the GPU."""
+    samples = []
+    for _ in range(count):
+        given = setup()
+        began = time.perf_counter()
+        call(given)
+        samples.append((time.perf_counter() - began) * 1e6)
+        torch.cuda.synchronize()
+    return median(samples[count // 4:])
+
+
+def test_host_time_of_a_fused_pipeline():
+    """At most 40 µs forward and 60 µs backward where an eager add takes 9 µs."""
+    made = ops.Sequential(*pipelines.make("LSA", "cuda", torch.bfloat16), kernels=optimized)
+    x, residual, grad = (torch.randn(64, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    x.requires_grad_()
+    add = host_us(lambda _: grad + grad)
+    with torch.autograd.set_multithreading_enabled(False):
+        forward = host_us(lambda given: made(x, given), setup=residual.clone)
+        backward = host_us(lambda y: y.backward(grad), setup=lambda: made(x, residual.clone()))
+    print(f"add {add:.1f} µs, forward {forward:.1f} µs, backward {backward:.1f} µs")
+    assert forward <= 40 / 9 * add and backward <= 60 / 9 * add, (add, forward, backward)
