@@ -1,4 +1,4 @@
-"""The op graph of reference.ops, with the optimized table where none is named: the same classes, in the same pipelines."""
+"""The op graph of reference.ops, the same classes, with the optimized table where none is named."""
 
 import optimized
 from reference import ops

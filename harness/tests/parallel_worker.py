@@ -98,7 +98,8 @@ def _two_layers(rank, size):
         whole = ops.Sequential(ops.RMSNorm(SIZE), ops.BasicLinear(SIZE, 2 * SIZE), ops.Bias(2 * SIZE),
                                ops.BasicLinear(2 * SIZE, SIZE))
         split = ops.Sequential(
-            ops.RMSNorm(SIZE), ops.BasicLinear(SIZE, 2 * SIZE, tensor_parallel_mode="column", sequence_parallel=sequence),
+            ops.RMSNorm(SIZE),
+            ops.BasicLinear(SIZE, 2 * SIZE, tensor_parallel_mode="column", sequence_parallel=sequence),
             ops.Bias(2 * SIZE, tensor_parallel_mode="column"),
             ops.BasicLinear(2 * SIZE, SIZE, tensor_parallel_mode="row", sequence_parallel=sequence))
         with torch.no_grad():

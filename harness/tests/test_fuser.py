@@ -58,7 +58,8 @@ def registered():
 
 
 def test_the_static_methods_are_those_of_the_seeds():
-    linear, scale, add, norm = ops.BasicLinear(8, 8), ops.ConstantScale(2.0), ops.AddExtraInput(in_place=True), ops.RMSNorm(8)
+    norm, linear, scale = ops.RMSNorm(8), ops.BasicLinear(8, 8), ops.ConstantScale(2.0)
+    add = ops.AddExtraInput(in_place=True)
     found = ops.ForwardLinearScaleAdd.fuse_forward_ops([norm, linear, scale, add], recipe=None)
     assert [type(op) for op in found] == [ops.RMSNorm, ops.ForwardLinearScaleAdd]
     assert found[1].basic_ops == (linear, scale, add)

@@ -16,7 +16,8 @@ def draw(*shape):
 
 def with_main_grad(fuse, dtype=torch.float32, value=1.0):
     """A pipeline whose weight has a main_grad full of `value`."""
-    made = ops.Sequential(ops.BasicLinear(SIZE, SIZE, accumulate_into_main_grad=True), ops.ConstantScale(0.5), fuse=fuse)
+    linear = ops.BasicLinear(SIZE, SIZE, accumulate_into_main_grad=True)
+    made = ops.Sequential(linear, ops.ConstantScale(0.5), fuse=fuse)
     made[0].weight.main_grad = torch.full((SIZE, SIZE), value, dtype=dtype)
     return made, made[0].weight
 

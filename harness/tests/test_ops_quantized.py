@@ -186,7 +186,8 @@ def test_training_goes_on_from_a_saved_state(recipe, tmp_path):
     assert again.state_dict().keys() == made.state_dict().keys()
     made.zero_grad()
     assert same(steps(again, 2, recipe), steps(made, 2, recipe))
-    with recipes.autocast(recipe=recipes.DelayedScaling(amax_history_len=7)), pytest.raises(ValueError, match="must have"):
+    other = recipes.DelayedScaling(amax_history_len=7)
+    with recipes.autocast(recipe=other), pytest.raises(ValueError, match="must have"):
         fresh = pipeline(ops.RMSNorm(SIZE), ops.Quantize(), ops.BasicLinear(SIZE, SIZE))
         fresh.load_state_dict(torch.load(tmp_path / "state.pt"))
         fresh(draw(64, SIZE))

@@ -4,8 +4,8 @@ from reference.arguments import are_apart, is_apart_from_itself
 
 
 def check_in_place(plan, tensors):
-    """Refuse to write an extra input that shares memory with the pipeline's other tensors or within itself (ValueError),
-    or that autograd would not let be written (RuntimeError, as PyTorch has it)."""
+    """Refuse to write an extra input that shares memory with the pipeline's other tensors or within itself
+    (ValueError), or that autograd would not let be written (RuntimeError, as PyTorch has it)."""
     for _, place in plan.written:
         target = tensors[place]
         if plan.requires:

@@ -34,7 +34,7 @@ class ForwardLinearScaleAdd(FusedOperation):
 
     @staticmethod
     def fuse_forward_ops(ops, **unused):
-        """The list `ops`, in forward order, with each BasicLinear, ConstantScale, AddExtraInput(in_place=True) fused."""
+        """The list `ops`, in forward order, with each BasicLinear, ConstantScale, in-place AddExtraInput fused."""
         return FORWARD_LINEAR_SCALE_ADD.fuse(ops)
 
 

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm as operations of a pipeline: before a linear layer they give what it wants, quantized or not."""
+"""LayerNorm and RMSNorm as operations: before a linear layer they give what it wants, quantized or not."""
 
 import math
 from typing import NamedTuple

@@ -55,8 +55,8 @@ class FusibleOperation(torch.nn.Module):
                       next_op_input_quantizer, basic_op_kwargs):
         """Compute the output, and what backward needs.
 
-        basic_op_ctxs, basic_op_extra_inputs, basic_op_kwargs: for each basic operation its context, its extra inputs and
-        its keywords. prev_op_grad_output_quantizer: what the operation before quantizes its gradient with;
+        basic_op_ctxs, basic_op_extra_inputs, basic_op_kwargs: for each basic operation its context, its extra inputs
+        and its keywords. prev_op_grad_output_quantizer: what the operation before quantizes its gradient with;
         next_op_input_quantizer: what the one behind quantizes its input with; None where they do not.
         -> the output, perhaps quantized with the latter; for each basic operation its extra outputs.
         """

@@ -1,9 +1,9 @@
 """Tensor parallelism: how a linear layer is split over the ranks of a process group, and what these exchange.
 
 "column": each rank has rows of the weight, hence columns of the output. "row": each has columns of the weight, hence
-needs columns of the input, and the outputs are added up. With `sequence_parallel` the tensors that every rank would have
-whole are split along their first dimension instead. Source: Shoeybi et al., "Megatron-LM", arXiv:1909.08053; Korthikanti
-et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198.
+needs columns of the input, and the outputs are added up. With `sequence_parallel` the tensors that every rank would
+have whole are split along their first dimension instead. Source: Shoeybi et al., "Megatron-LM", arXiv:1909.08053;
+Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198.
 """
 
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class TensorParallel:
         return whole, distributed.all_gather_into_tensor(whole, tensor, group=self.group, async_op=True)
 
     def sum(self, tensor):
-        """(sum, work): the sum over ranks, with `sequence_parallel` this rank's part of it, once work.wait() returns."""
+        """(sum, work): the sum over ranks, with `sequence_parallel` this rank's part, once work.wait() returns."""
         tensor = tensor.contiguous()
         if not self.sequence_parallel:
             return tensor, distributed.all_reduce(tensor, group=self.group, async_op=True)
@@ -92,7 +92,8 @@ def tensor_parallel(function, mode, group=None, sequence_parallel=False, device=
     if not (distributed.is_available() and distributed.is_initialized()):
         refuse(ValueError, function, f"tensor_parallel_mode is {mode!r}, but torch.distributed is not initialised")
     if group is not None and not isinstance(group, distributed.ProcessGroup):
-        allowed = "a group that this rank is in" if group is distributed.GroupMember.NON_GROUP_MEMBER else "a ProcessGroup"
+        foreign = group is distributed.GroupMember.NON_GROUP_MEMBER
+        allowed = "a group that this rank is in" if foreign else "a ProcessGroup"
         refuse(ValueError, function, f"tensor_parallel_group is {group!r}, but must be {allowed} or None")
     kind = torch.device(device or torch.get_default_device()).type
     if kind == "cpu" and distributed.get_backend(group) == "nccl":

@@ -91,7 +91,7 @@ def make_plan(fuser, recipe, requires, parameters, run):
 
 
 def _settings(ops, requires):
-    """Of each operation: whether backward reaches it, whether its input needs a gradient, and a parameter of its own."""
+    """Of each operation: whether backward reaches it; whether its input, and a parameter, needs a gradient."""
     rest = iter(requires)
     extra_inputs = [any([next(rest, False) for _ in range(op.num_extra_inputs)]) for op in ops]
     given = next(rest, False)

@@ -9,7 +9,7 @@ from reference.ops.op import FusedOperation, FusibleOperation
 
 
 class _Table:
-    """A function table among the attributes that are copied: it is shared. Pickling one fails, as that of any module."""
+    """A function table among the attributes that are copied: it is shared. It cannot be pickled, as no module can."""
 
     def __init__(self, kernels):
         self.kernels = kernels
@@ -104,8 +104,8 @@ class Sequential(torch.nn.Module):
         twice = {id(op): op for op in held if sum(op is other for other in held) > 1}
         for op in twice.values():
             if isinstance(op, FusibleOperation):
-                refuse(ValueError, "Sequential", f"{type(op).__name__} is in the pipeline twice, but what it keeps from "
-                                                 "forward to backward is for one use")
+                refuse(ValueError, "Sequential", f"{type(op).__name__} is in the pipeline twice, but what it keeps "
+                                                 "from forward to backward is for one use")
         self._groups = None
         self._modules.clear()
         for index, op in enumerate(held):
