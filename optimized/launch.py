@@ -15,7 +15,7 @@ import numpy
 import torch
 from cuda.bindings import driver
 
-from optimized import jit
+from optimized import jit, tma
 from optimized.plan import Chip, Plan
 
 _SCALARS = {numpy.int64: "q", numpy.int32: "i", numpy.float32: "f"}
@@ -46,20 +46,26 @@ def allocator(function):
 class Launch:
     """A plan whose kernel is loaded and whose scalars are packed behind `pointers` pointers.
 
-    The kernel takes one struct: the pointers, then `scalars` in order. Scalars are numpy.int64, int32 or float32: a
-    Python number has no size that the device could agree with, and is a TypeError.
+    The kernel takes one struct: the tensor maps, if any, then the pointers, then `scalars` in order. Scalars are
+    numpy.int64, int32 or float32: a Python number has no size that the device could agree with, and is a TypeError.
+    A call gives the pointers, from among which the `maps` take theirs.
     """
 
-    def __init__(self, plan: Plan, device: torch.device, pointers: int, scalars: tuple):
+    def __init__(self, plan: Plan, device: torch.device, pointers: int, scalars: tuple,
+                 maps: tma.Maps | None = None):
         layout = f"{pointers}Q" + "".join(_code(scalar) for scalar in scalars)
         self._context = _make_current(device)
         kernel = jit.kernel(plan.source, plan.kernel, chip(device).arch)
-        size = -(-struct.calcsize(layout) // 8) * 8
-        self._argument = ctypes.create_string_buffer(size)
-        struct.pack_into(layout, self._argument, 0, *[0] * pointers, *[scalar.item() for scalar in scalars])
-        self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._argument))
+        unit, behind = (64, maps.size) if maps else (8, 0)
+        size = -(-(behind + struct.calcsize(layout)) // unit) * unit
+        self._memory = ctypes.create_string_buffer(size + unit)
+        address = -(-ctypes.addressof(self._memory) // unit) * unit
+        self._argument = (ctypes.c_char * size).from_address(address)
+        struct.pack_into(layout, self._argument, behind, *[0] * pointers, *[scalar.item() for scalar in scalars])
+        self._parameters = (ctypes.c_void_p * 1)(address)
         self._parameters_address = ctypes.addressof(self._parameters)
-        self._write = struct.Struct(f"{pointers}Q").pack_into
+        write = struct.Struct(f"{pointers}Q").pack_into
+        self._write = maps.writer(address, write) if maps else write
         self._function = driver.CUkernel(int(kernel.handle))
         self._device = device.index
         self._config = _config(plan)

@@ -8,7 +8,6 @@ from optimized.plan import SIZES, Chip, Plan, Problem
 from optimized.quantize_plan import THREADS, Work, strips, tiles
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 
-CTAS = 2  # of an SM: as many as registers allow without spills. Checked by compiling
 MOST_BYTES_HELD = 128  # of x in one thread's registers
 
 
@@ -101,13 +100,19 @@ def in_two_passes(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) 
     part = f"Normed{variant}<{problem.norm}, {problem.x}, {problem.gain}, {y}, {'Whole' if work.whole else 'Ragged'}>"
     quantized = f"{family}<{', '.join((part, *policies))}>"
     parts = tiles(work.rows, work.cols) if work.tiles else strips(work.rows, work.cols, work.flat)
-    most = CTAS * max(1, chip.sms - sm_margin)
+    ctas = _ctas(problem, work)
+    most = ctas * max(1, chip.sms - sm_margin)
     grid = max(1, min(most, max(parts, -(-problem.rows * rows.threads // THREADS))))
     return Plan(
-        "norm_quantize.cu", f"norm_quantize<{quantized}, {rows.policy}, {problem.x}, {CTAS}>",
+        "norm_quantize.cu", f"norm_quantize<{quantized}, {rows.policy}, {problem.x}, {ctas}>",
         f"Normed{variant} {family}", grid, THREADS, row_threads=rows.threads,
         workspace_bytes=4 * grid if work.twice else 0, cooperative=True, programmatic=chip.is_hopper_or_later,
     )
+
+
+def _ctas(problem: Problem, work: Work) -> int:
+    """CTAs that an SM holds: as many as registers allow without spills. Checked by compiling."""
+    return 1 if problem.norm == "LayerNorm" and work.columns and (problem.x == "f32" or not work.whole) else 2
 
 
 def of_norm(work: Work, whole: bool) -> Work:

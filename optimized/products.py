@@ -1,6 +1,7 @@
 """The products of linear layers: from tensors to launches.
 
-Operands are read as they lie, and never transposed in memory. The general path takes any shape, pitch and alignment from
+Operands are read as they lie, and never transposed in memory. On Hopper, 16-bit operands whose rows begin at multiples
+of 16 bytes take optimized.gemm. The general path takes any shape, pitch and alignment from
 compute capability 8.0 on; it multiplies bf16 and fp16 on tensor cores, fp32 exactly, or as TF32 where
 torch.backends.cuda.matmul says so. The same bits in every run. An operand whose rows are not dense or do not lie at one
 distance from each other is copied first, one that is written copied back; a quantized operand is dequantized first.
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from optimized import gemm, gemm_plan
 from optimized import linear_plan as plans
 from optimized.launch import Launch, allocate, chip, untraced
 from optimized.matrices import Operands, of_backward, of_forward
@@ -113,6 +115,9 @@ def planned(function: str, given, chip: Chip) -> Plan:
         flags = a["input_requires_grad"], a["weight_requires_grad"], a["accumulate_into_grad_weight"]
         _check_backward(function, operands, scale, flags)
         products = tuple(filter(None, of_backward(tuple(map(_dense, operands)), flags)))
+    asked = tuple(each.product(_exact(operands[0])) for each in products)
+    if gemm_plan.takes(asked, chip):
+        return gemm_plan.gemm(asked, chip).plan
     return plans.general(_tiled(products, _exact(operands[0]), chip), chip)
 
 
@@ -161,6 +166,8 @@ def _launch(products: tuple[Operands, ...], exact: bool, device: torch.device) -
     """A launch that takes, for each product, the addresses of A, B, C (0: none), D and a factor in device memory (0:
     none), and the scale."""
     here = chip(device)
+    if gemm.takes(products, exact, here):
+        return gemm.launch(products, device)
     tiled = _tiled(products, exact, here)
     scalars = sum((each.scalars(tiling) for each, tiling in zip(products, tiled)), ())
     return Launch(plans.general(tiled, here), device, _POINTERS * len(products), scalars)

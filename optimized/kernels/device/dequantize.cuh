@@ -174,7 +174,8 @@ struct Fp8Columns {
   __device__ __forceinline__ void take(Shared& turned, int top, int left) {
     u64 column[kRun];
 #pragma unroll
-    for (int j = 0; j < kRun; ++j) column[j] = turned.template get<u64>(left + j, top);
+    for (int j = 0; j < kRun; ++j)
+      column[j] = *reinterpret_cast<const u64*>(turned.find(left, top) + j * Shared::kStep);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -205,11 +206,15 @@ struct Nvfp4Columns {
     shared.scales.keep(scales);
   }
   __device__ __forceinline__ void take(Shared& shared, int top, int left) {
+    constexpr int kStep = Turned<kEdge / 2>::kStep;
+    const char* const column = shared.turned.find(left, top / 2);
+    const u8* const scales = shared.scales.find(left, top / 16);
     u32 even[4], odd[4];  // rows, of two columns in each byte
 #pragma unroll
     for (int j = 0; j < kRun; j += 2) {
       constexpr u32 kLow = 0x0F0F0F0F;
-      const u32 a = shared.turned.get<u32>(left + j, top / 2), b = shared.turned.get<u32>(left + j + 1, top / 2);
+      const u32 a = *reinterpret_cast<const u32*>(column + j * kStep);
+      const u32 b = *reinterpret_cast<const u32*>(column + (j + 1) * kStep);
       even[j / 2] = a & kLow | b << 4 & ~kLow, odd[j / 2] = a >> 4 & kLow | b & ~kLow;
     }
     u32 rows[4];
@@ -221,7 +226,7 @@ struct Nvfp4Columns {
     for (int i = 0; i < 4; ++i) codes[2 * i + 1] = rows[i];
     const float decode = nvfp4_decode(amax);
 #pragma unroll
-    for (int j = 0; j < kRun; ++j) scale[j] = E4M3::decode_pair(shared.scales.get(left + j, top / 16)).x * decode;
+    for (int j = 0; j < kRun; ++j) scale[j] = E4M3::decode_pair(scales[8 * j]).x * decode;
   }
   __device__ __forceinline__ Floats<kRun> row(int i) const {
     Floats<kRun> v = e2m1_values<kRun>(codes[i]);

@@ -78,8 +78,9 @@ struct Fp8 {
     u32 upper[4], lower[4];
     transpose_bytes({row[0], row[1], row[2], row[3]}, upper);
     transpose_bytes({row[4], row[5], row[6], row[7]}, lower);
+    char* const to = shared.data.turned.find(Lattice::left(), Lattice::top());
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      shared.data.turned.put(Lattice::left() + first + j, Lattice::top(), u64(lower[j]) << 32 | upper[j]);
+      *reinterpret_cast<u64*>(to + (first + j) * Turned<kEdge>::kStep) = u64(lower[j]) << 32 | upper[j];
   }
 };

@@ -57,8 +57,8 @@ struct Mxfp8 {
     const float2 amax = Peaks<X>::of_rows(tile.row).template scatter<2, 1>();
     const int quarter = threadIdx.x % 4;
     const u32 low = scale_of(amax.x), high = scale_of(amax.y);
-    shared.data.rowwise.put(Lattice::top() + 2 * quarter, Lattice::left() / kBlock, low);
-    shared.data.rowwise.put(Lattice::top() + 2 * quarter + 1, Lattice::left() / kBlock, high);
+    u8* const scales = shared.data.rowwise.find(Lattice::top() + 2 * quarter, Lattice::left() / kBlock);
+    scales[0] = low, scales[4] = high;
     float factor[kRun];
     gather(low, high, threadIdx.x % kWarp - quarter, 1, factor);
     i64 place = tile.place(a);

@@ -168,6 +168,8 @@ struct Nvfp4 {
   __device__ __forceinline__ void encode_rows(const Tile<X, Fill>& tile, Scales scales_of_rows) {
     const i64 place = tile.place(a);
     u8* out = a.rowwise + u64(place) / 2;
+    const int own = threadIdx.x % 2;  // of two rows, that whose scale this thread keeps
+    u8* const scales_at = shared.data.rowwise.find(Lattice::top() + own, Lattice::left() / kBlock);
 #pragma unroll
     for (int i = 0; i < kRun; i += 2) {
       const Line line[2] = {line_of_row(tile.row[i]), line_of_row(tile.row[i + 1])};
@@ -176,11 +178,8 @@ struct Nvfp4 {
       u32 word[2];
       codes<1>(line, scales, {first, first + u64(a.cols) / kBlock}, false, word);
 #pragma unroll
-      for (int k = 0; k < 2; ++k, out += u64(a.cols) / 2) {
-        store_if(i + k < tile.rows, out, word[k]);
-        if (threadIdx.x % 2 == 0)
-          shared.data.rowwise.put(Lattice::top() + i + k, Lattice::left() / kBlock, scales >> (8 * k));
-      }
+      for (int k = 0; k < 2; ++k, out += u64(a.cols) / 2) store_if(i + k < tile.rows, out, word[k]);
+      scales_at[8 * i] = scales >> (8 * own);
     }
     __syncthreads();
     shared.data.rowwise.flush(a.rowwise_scales, tile.first_row, tile.first_col / kBlock, a.cols / kBlock);
@@ -190,21 +189,20 @@ struct Nvfp4 {
   template <class Scales>
   __device__ __forceinline__ void encode_columns(const Tile<X, Fill>& tile, const Vec<X, kRun> (&row)[kRun],
                                                  Scales scales_of_columns) {
+    char* const codes_at = shared.data.turned.find(Lattice::left(), Lattice::top() / 2);
+    const int own = Lattice::lane_down() % 2;
+    u8* const scales_at = shared.data.columnwise.find(Lattice::left() + own, Lattice::top() / kBlock);
 #pragma unroll
     for (int j = 0; j < kRun; j += 2) {
       Line line[2];
       lines_of_columns(row, j, line);
-      const int column = Lattice::left() + j;
-      const u64 first = u64((tile.first_col + column) * a.rows + tile.first_row + Lattice::top()) / kBlock;
+      const u64 first = u64((tile.first_col + Lattice::left() + j) * a.rows + tile.first_row + Lattice::top()) / kBlock;
       const u32 scales = scales_of_columns(j);
       u32 word[2];
       codes<8>(line, scales, {first, first + u64(a.rows) / kBlock}, true, word);
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        shared.data.turned.put(column + k, Lattice::top() / 2, word[k]);
-        if (Lattice::lane_down() % 2 == 0)
-          shared.data.columnwise.put(column + k, Lattice::top() / kBlock, scales >> (8 * k));
-      }
+      for (int k = 0; k < 2; ++k) *reinterpret_cast<u32*>(codes_at + (j + k) * Turned<kEdge / 2>::kStep) = word[k];
+      scales_at[8 * j] = scales >> (8 * own);
     }
     __syncthreads();
     shared.data.turned.flush(a.columnwise, tile.first_col, a.cols, tile.first_row / 2, a.rows / 2);

@@ -74,9 +74,10 @@ struct Turned {
   __device__ __forceinline__ uint4& at(int line, int c) {
     return chunk[line * kChunks + (c ^ line / (8 / kChunks) % kChunks)];
   }
-  template <class Word>
-  __device__ __forceinline__ void put(int column, int byte, Word word) {
-    *reinterpret_cast<Word*>(reinterpret_cast<char*>(&at(line_of(column), byte / 16)) + byte % 16) = word;
+  // Where a byte of column `left` lies, a multiple of 8: that of column left + j, j < 8, lies j * kStep bytes on.
+  static constexpr int kStep = 8 * kChunks * 16;
+  __device__ __forceinline__ char* find(int left, int byte) {
+    return reinterpret_cast<char*>(&at(line_of(left), byte / 16)) + byte % 16;
   }
   // To `out`, a line of `pitch` bytes for each column: those from `first_byte` of the lines from `first_column` on.
   __device__ __forceinline__ void flush(u8* out, i64 first_column, i64 columns, i64 first_byte, i64 pitch) {
@@ -121,10 +122,6 @@ struct Turned {
       else for (int i = 0; i < bytes; ++i) reinterpret_cast<u8*>(&target)[i] = source[i];
     }
   }
-  template <class Word>
-  __device__ __forceinline__ Word get(int column, int byte) {
-    return *reinterpret_cast<Word*>(reinterpret_cast<char*>(&at(line_of(column), byte / 16)) + byte % 16);
-  }
 };
 
 // Scales of a tile, `Blocks` (4 or 8) for each of 128 lines; those that do not exist are zeros.
@@ -133,12 +130,8 @@ struct TileScales {
   static constexpr int kWords = Blocks / 4;
   u32 word[kEdge][kWords];
 
-  __device__ __forceinline__ void put(int line, int block, u32 code) {
-    reinterpret_cast<u8*>(word[line])[block] = code;
-  }
-  __device__ __forceinline__ u32 get(int line, int block) const {
-    return reinterpret_cast<const u8*>(word[line])[block];
-  }
+  // That of the next line lies `Blocks` bytes on.
+  __device__ __forceinline__ u8* find(int line, int block) { return reinterpret_cast<u8*>(word[line]) + block; }
   // To the padded array `out`, which has room for whole tiles of lines, and for whole words of `blocks` scales.
   __device__ __forceinline__ void flush(u8* out, i64 first_line, i64 first_block, i64 blocks) {
     const i64 pitch = round_up(blocks, 4);

@@ -30,3 +30,9 @@ __device__ __forceinline__ void store_async(u32 address, float value, u32 barrie
                "f"(value), "r"(barrier)
                : "memory");
 }
+
+// Arrives at a barrier in any CTA of the cluster, by its mapped address. Orders as within a CTA: release at the scope of
+// the cluster would be a fence of the whole GPU.
+__device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}

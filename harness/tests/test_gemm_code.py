@@ -1,0 +1,39 @@
+"""Machine code of every product on Hopper: tensor cores and copy engine do the work, and nothing goes to local memory."""
+
+import pytest
+from cuda.pathfinder import find_nvidia_binary_utility
+
+from harness.tests.test_specializations import instructions
+from optimized import jit
+from optimized.gemm_plan import TILES
+from optimized.plan import H200
+
+KERNELS = [("gemm.cu", f"gemm<{element}, {way}, {tile.spelled}>")
+           for element in ("bf16", "f16") for way, tiles in TILES.items() for tile in tiles]
+PARTS = [("gemm_parts.cu", f"gemm_parts<{element}, 8>") for element in ("bf16", "f16")]
+CORE = {"HGMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "USETMAXREG", "STSM", "LDSM", "SYNCS"}
+
+
+@pytest.fixture(scope="module")
+def built():
+    return jit.build(KERNELS + PARTS, H200.arch)
+
+
+def test_few(built):
+    assert len(KERNELS) <= 2 * 12
+
+
+def test_nothing_spills(built):
+    assert {kernel: b.spill_bytes + b.stack_bytes for (_, kernel), b in built.items()} == dict.fromkeys(
+        (kernel for _, kernel in built), 0)
+    assert all(built[request].registers <= 168 and not built[request].shared_bytes for request in KERNELS)
+
+
+def test_tensor_cores_and_copy_engine(built, tmp_path):
+    tool = find_nvidia_binary_utility("nvdisasm")
+    if tool is None:
+        pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
+    for request in KERNELS:
+        used = instructions(tool, built[request], tmp_path)
+        assert CORE <= used, (request, CORE - used)
+        assert used.isdisjoint({"LDL", "STL", "HMMA"}), request

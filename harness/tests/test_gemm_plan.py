@@ -1,0 +1,104 @@
+"""The work of products on Hopper: every part of a result once, on few kernels, that fit."""
+
+from collections import Counter
+from itertools import product as combinations
+
+import pytest
+
+from optimized import gemm_plan
+from optimized.gemm_plan import CLUSTER, DEPTH, SHARES_A, TILES, gemm, pairs, takes, work
+from optimized.linear_plan import Product
+from optimized.plan import H200, Chip
+
+ALL_TILES = tuple(dict.fromkeys(tile for tiles in TILES.values() for tile in tiles))
+SHAPES = [(1, 1, 8), (8, 8, 8), (128, 256, 64), (129, 257, 72), (1000, 4104, 4104), (100, 28672, 6144),
+          (4096, 1024, 1024), (3000, 7168, 11008), (385, 1032, 20000)]
+
+
+def forward(m, n, k, **other):
+    return Product(m, n, k, "bf16", **{"output": "bf16"} | other)
+
+
+def backward(m, n, k, **other):
+    """dgrad and wgrad of a forward product (m, n, k)."""
+    return forward(m, k, n, b_across=True), forward(n, k, m, a_across=True, b_across=True, **other)
+
+
+def tiles_of(tile, item):
+    row, col, _, flags = item
+    beside = bool(flags & SHARES_A)
+    return [(row + i * tile.rows * (not beside), col + i * tile.cols * beside) for i in range(CLUSTER)]
+
+
+@pytest.mark.parametrize("tile", ALL_TILES, ids=lambda tile: tile.name)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_tile_of_the_result_once(tile, shape):
+    asked = forward(*shape)
+    wanted = set(combinations(range(0, asked.m, tile.rows), range(0, asked.n, tile.cols)))
+    found = Counter(corner for item in pairs(tile, asked) for corner in tiles_of(tile, item))
+    assert wanted <= set(found) and set(found.values()) == {1}
+    beyond = set(found) - wanted
+    assert len(beyond) <= 1 and all(row >= asked.m or col >= asked.n for row, col in beyond)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_lists_hold_all_work_and_the_longest_first(shape):
+    products, tile = backward(*shape), TILES["Backward"][0]
+    lists = work(tile, products, H200)
+    assert sorted(sum(lists, [])) == sorted(item for each in products for item in pairs(tile, each))
+    assert len(lists) <= gemm_plan.clusters_of(H200)
+    assert all(items and items == sorted(items, key=lambda item: -item[2]) for items in lists)
+    busy = [sum(item[2] for item in items) for items in lists]
+    assert max(busy) - min(busy) <= max(item[2] for items in lists for item in items)
+
+
+def test_a_small_result_of_a_deep_product_is_cut_along_k():
+    plan = gemm((forward(100, 3072, 6144),), H200)
+    assert plan.parts > 1 and "K in" in plan.plan.variant and plan.part_rows >= 100
+    for row, col, stages, flags in sum(work(plan.tile, (forward(100, 3072, 6144),), H200, plan.parts), []):
+        assert stages & 0xFFFF > 0 and flags >> 8 < plan.parts
+    stages = [item[2] for item in sum(work(plan.tile, (forward(100, 3072, 6144),), H200, plan.parts), [])
+              if item[:2] == (0, 0)]
+    covered = sorted((each >> 16, (each >> 16) + (each & 0xFFFF)) for each in stages)
+    assert [covered[0][0], covered[-1][1]] == [0, 6144 // DEPTH]
+    assert all(before[1] == after[0] for before, after in zip(covered, covered[1:]))
+    assert gemm((forward(4096, 4096, 4096),), H200).parts == 1
+
+
+def test_lists_end_for_those_who_look_ahead():
+    plan = gemm(backward(1000, 4104, 4104), H200)
+    items = memoryview(plan.items).cast("i")
+    steps = len(items) // 4 // plan.clusters
+    for cluster in range(plan.clusters):
+        stages = [items[4 * (step * plan.clusters + cluster) + 2] for step in range(steps)]
+        ended = stages.index(0)
+        assert ended > 0 and len(stages) - ended >= 2 and not any(stages[ended:])
+
+
+@pytest.mark.parametrize("tile", ALL_TILES, ids=lambda tile: tile.name)
+def test_a_tile_fits(tile):
+    assert tile.shared_bytes <= H200.shared_bytes and tile.stages >= 4
+
+
+def test_few_kernels_serve_all_shapes():
+    asked = [products for shape in SHAPES for products in (
+        (forward(*shape),), (forward(*shape, adds=True),), backward(*shape), backward(*shape, adds=True),
+        backward(*shape, output="f32", adds=True), backward(*shape)[:1], backward(*shape)[1:])]
+    assert all(takes(products, H200) for products in asked)
+    assert len({gemm(products, H200).plan.kernel for products in asked}) <= 12
+
+
+@pytest.mark.parametrize("refused", [
+    forward(64, 64, 64, aligned=False), forward(64, 64, 0), forward(0, 64, 64), forward(64, 64, 64, output="f16"),
+    Product(64, 64, 64, "f32", "f32"), forward(64, 64, 64 * 0x8000)], ids=str)
+def test_what_the_copy_engine_and_tensor_cores_do_not_take(refused):
+    assert not takes((refused,), H200)
+
+
+def test_other_chips_take_the_general_path():
+    assert not takes((forward(64, 64, 64),), Chip("sm_80", 108, 166_912))
+    assert not takes((forward(64, 64, 64),), Chip("sm_100a", 148, 232_448, ((2, 74),)))
+
+
+def test_no_empty_pairs_of_rows():
+    assert [len(pairs(tile, forward(1, 8, 64))) for tile in ALL_TILES] == [1] * len(ALL_TILES)

@@ -1,0 +1,88 @@
+"""Products on the tensor cores of Hopper: from operands in memory to launches of kernels/gemm.cu."""
+
+import functools
+
+import numpy
+import torch
+from cuda.bindings import driver
+
+from optimized import gemm_plan, tma
+from optimized.gemm_plan import CLUSTER, DEPTH, GemmPlan, Tile
+from optimized.launch import Launch, allocate, chip
+from optimized.matrices import Matrix, Operands
+from optimized.plan import SIZES, Chip, Plan
+
+ACROSS_BOX = (DEPTH // CLUSTER, 64)  # (K, M or N): what one load moves of an operand that lies across
+CHUNK_ROWS, CHUNK_ROW_BYTES = 64, 64
+POINTERS = 6  # that a call has for each product: A, B, C, D, a factor in device memory or 0, and the scale
+PARTS_THREADS, PARTS_RUN = 256, 8  # kPartsThreads; elements a thread
+
+
+def takes(products: tuple[Operands, ...], exact: bool, here: Chip) -> bool:
+    """Whether `launch` does them."""
+    return gemm_plan.takes(tuple(each.product(exact) for each in products), here)
+
+
+def launch(products: tuple[Operands, ...], device: torch.device, tile: Tile | None = None):
+    """What computes `products` when it is called with the pointers of each."""
+    plan = gemm_plan.gemm(tuple(each.product(True) for each in products), chip(device), tile)
+    return _Split(plan, products[0], device) if plan.parts > 1 else _whole(plan, products, device)
+
+
+class _Split:
+    """K in parts: a launch for the sums of each part, and one that adds them up."""
+
+    def __init__(self, plan: GemmPlan, product: Operands, device: torch.device):
+        rows, cols = product.d.rows, product.d.cols
+        sums = Matrix(plan.parts * plan.part_rows, cols, cols, "f32", 16)
+        self._size, self._device = (sums.rows * cols,), device
+        self._multiply = _whole(plan, (Operands(product.a, product.b, None, sums),), device)
+        blocks = rows * -(-cols // (PARTS_THREADS * PARTS_RUN))
+        add = Plan("gemm_parts.cu", f"gemm_parts<{product.d.element}, {PARTS_RUN}>", "parts", blocks, PARTS_THREADS,
+                   programmatic=True)
+        self._add = Launch(add, device, 5, (
+            numpy.int64(plan.part_rows * cols), numpy.int64((product.c or product.d).pitch),
+            numpy.int64(product.d.pitch), numpy.int32(rows), numpy.int32(cols), numpy.int32(plan.parts)))
+
+    def __call__(self, a: int, b: int, c: int, d: int, factor: int, scale: int) -> None:
+        sums = allocate(self._size, torch.float32, self._device).data_ptr()
+        self._multiply(a, b, 0, sums, 0, _ONE)
+        self._add(sums, c, d, factor, scale)
+
+
+_ONE = int(numpy.float32(1).view(numpy.uint32))
+
+
+def _whole(plan: GemmPlan, products: tuple[Operands, ...], device: torch.device) -> Launch:
+    maps, sources = [None] * 8, [0] * 8
+    for i, product in enumerate(products):
+        place = 4 if product.a_across else 0  # wgrad is the second of the kernel's products
+        maps[place:place + 4] = _maps(product, plan.tile)
+        sources[place:place + 4] = range(POINTERS * i, POINTERS * i + 4)
+    scalars = numpy.int64(_items(plan, device).data_ptr()), numpy.int32(plan.clusters), numpy.int32(plan.part_rows)
+    return Launch(plan.plan, device, 2, scalars, tma.Maps(tuple(maps), tuple(sources), (4, 5)))
+
+
+def _maps(product: Operands, tile: Tile) -> list[driver.CUtensorMap | None]:
+    """Of A, B, C and D as the kernel moves them."""
+    def operand(matrix, across, count):
+        return _encoded(matrix, ACROSS_BOX if across else (count // CLUSTER, DEPTH), 128)
+
+    def chunk(matrix):
+        box = CHUNK_ROWS, CHUNK_ROW_BYTES // SIZES[matrix.element]
+        return _encoded(matrix, box, CHUNK_ROW_BYTES)
+
+    loads_c = product.c is not None and product.c.element != "f32"  # floats are added in memory
+    return [operand(product.a, product.a_across, tile.rows), operand(product.b, product.b_across, tile.cols),
+            chunk(product.c) if loads_c else None, chunk(product.d)]
+
+
+def _encoded(matrix: Matrix, box: tuple[int, int], row_bytes: int) -> driver.CUtensorMap:
+    pitch = matrix.pitch * SIZES[matrix.element]
+    return tma.encode(matrix.element, (matrix.rows, matrix.cols), -(-pitch // 16) * 16, box, row_bytes)
+
+
+@functools.lru_cache(maxsize=1024)
+def _items(plan: GemmPlan, device: torch.device) -> torch.Tensor:
+    """The list of work in device memory."""
+    return torch.frombuffer(bytearray(plan.items), dtype=torch.int32).to(device)

@@ -1,0 +1,198 @@
+"""Which tile and which order of work a product takes on the tensor cores of Hopper. Pure functions of shapes and chip.
+
+A launch computes one product D = A B (+ C), or two: backward's gradients. Clusters of two CTAs walk down lists of items,
+which are pairs of neighbouring tiles that have their part of A or of B in common.
+"""
+
+import functools
+import heapq
+from array import array
+from dataclasses import dataclass, replace
+
+from optimized.linear_plan import Product
+from optimized.plan import Chip, Plan
+
+CLUSTER = 2
+DEPTH = 64  # elements of K in a stage
+CHUNK_BYTES = 64 * 64  # of D in a staging buffer
+THREADS = 384
+SHARED_BYTES = 232_448
+SECOND, SHARES_A = 1, 2  # bits of Item::what
+STORES, ADDS_C, STORES_FLOATS, ADDS_FLOATS = 0, 4, 8, 12
+GROUP_ROWS = 2048  # of D that a wave of clusters works on, so that it re-reads A and B in the L2
+
+# A model of one CTA's time, in SM cycles.
+FLOPS_A_CYCLE = 4096
+L2_BYTES_A_CYCLE = 46
+FILL_CYCLES = 1500  # from the start of a launch to the first product
+STORE_CYCLES = 0.04  # an element of D, where nothing multiplies meanwhile
+SECOND_LAUNCH_CYCLES = 3000
+MIN_STEPS = 4  # of a part of K
+MAX_DEPTH = DEPTH * 0x7FFF  # Item::stages
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`rows` and `cols` of D that a CTA works on at a time: one tile for both consumers (Cooperative), or one each,
+    by turns (PingPong). `stages` of A and B in flight, `buffers` a consumer for chunks of D."""
+
+    schedule: str
+    rows: int
+    cols: int
+    stages: int
+    buffers: int
+
+    @property
+    def spelled(self) -> str:
+        """The C++ type."""
+        return f"Tile<{self.schedule}, {self.rows}, {self.cols}, {self.stages}, {self.buffers}>"
+
+    @property
+    def shared_bytes(self) -> int:
+        """sizeof(GemmShared)."""
+        barriers = 16 * self.stages + 16 * self.buffers
+        used = 2 * DEPTH * (self.rows + self.cols) * self.stages + 2 * self.buffers * CHUNK_BYTES + barriers
+        return -(-used // 1024) * 1024
+
+    @property
+    def name(self) -> str:
+        """As rows show it."""
+        return f"{self.schedule} {self.rows}x{self.cols}"
+
+
+LARGE, TALL = Tile("Cooperative", 128, 256, 4, 4), Tile("Cooperative", 256, 128, 4, 4)
+TURNS = Tile("PingPong", 128, 192, 5, 3), Tile("PingPong", 128, 160, 5, 4), Tile("PingPong", 128, 128, 6, 4)
+TILES = {"Forward": (LARGE, TALL, *TURNS), "Backward": (LARGE, TURNS[0], TURNS[2])}
+SPLIT_TILE = TURNS[2]
+
+
+@dataclass(frozen=True)
+class GemmPlan:
+    """`plan` of the launch and its work: Items of four int32 each, [step][cluster]. With more than one part the sums go
+    to (parts, part_rows, cols) floats of workspace, for gemm_parts to add up."""
+
+    plan: Plan
+    tile: Tile
+    items: bytes
+    clusters: int
+    parts: int = 1
+    part_rows: int = 0
+
+
+def takes(products: tuple[Product, ...], chip: Chip) -> bool:
+    """Whether one launch does the products: 16-bit operands on 16 bytes, sums that leave as their type or as float32."""
+    def fits(p):
+        result = p.output == p.element or p.output == "f32" and (p.a_across or not p.adds)  # wgrad adds in place
+        return p.element != "f32" and p.aligned and result and 0 < p.k <= MAX_DEPTH and min(p.m, p.n) > 0
+
+    return chip.arch == "sm_90a" and CLUSTER in dict(chip.clusters) and all(map(fits, products))
+
+
+@functools.lru_cache(maxsize=1024)
+def gemm(products: tuple[Product, ...], chip: Chip, tile: Tile | None = None) -> GemmPlan:
+    """The plan of forward's product, dgrad, wgrad, or dgrad and wgrad, with the fastest tile by the model, or `tile`."""
+    way, element = "Backward" if products[0].b_across else "Forward", products[0].element
+    choice = tile or min(TILES[way], key=lambda each: cycles(each, products, chip))
+    parts = 1 if tile else _parts(products, cycles(choice, products, chip), chip)
+    if parts > 1:
+        choice, products = SPLIT_TILE, (replace(products[0], output="f32", adds=False),)
+    lists = work(choice, products, chip, parts)
+    variant = choice.name + (f", K in {parts}" if parts > 1 else "")
+    plan = Plan("gemm.cu", f"gemm<{element}, {way}, {choice.spelled}>", variant, CLUSTER * len(lists), THREADS, CLUSTER,
+                stages=choice.stages, shared_bytes=choice.shared_bytes, programmatic=True)
+    return GemmPlan(plan, choice, _packed(lists), len(lists), parts, _round_up(products[0].m, choice.rows))
+
+
+def clusters_of(chip: Chip) -> int:
+    """Clusters of two CTAs that run at once."""
+    return dict(chip.clusters)[CLUSTER]
+
+
+def pairs(tile: Tile, product: Product) -> list[tuple[int, int, int, int]]:
+    """Every tile of D once, as items (row, col, stages, flags) in an order that stays within GROUP_ROWS for long.
+
+    Two tiles share the wider of their operands: one lies below the other where that is B, beside it where it is A. A
+    last odd row or column of tiles pairs the other way. A pair may reach beyond D, where nothing is stored.
+    """
+    down, across = -(-product.m // tile.rows), -(-product.n // tile.cols)
+    if tile.rows <= tile.cols:
+        return (_raster((0, 0), (down // 2, across), tile, product)
+                + (_raster((down - 1, 0), (1, -(-across // 2)), tile, product, SHARES_A) if down % 2 else []))
+    return (_raster((0, 0), (down, across // 2), tile, product, SHARES_A)
+            + (_raster((0, across - 1), (-(-down // 2), 1), tile, product) if across % 2 else []))
+
+
+def work(tile: Tile, products: tuple[Product, ...], chip: Chip, parts: int = 1) -> list[list[tuple]]:
+    """Items of each cluster, longest first, each to the cluster that is free the soonest; K in `parts`."""
+    items = [item for product in products for item in pairs(tile, product)]
+    if parts > 1:
+        items = [split for item in items for split in _split(item, parts)]
+    items.sort(key=lambda item: -(item[2] & 0xFFFF))
+    lists = [[] for _ in range(min(clusters_of(chip), len(items)))]
+    free = [(0, i) for i in range(len(lists))]
+    for item in items:
+        busy, i = heapq.heappop(free)
+        lists[i].append(item)
+        heapq.heappush(free, (busy + (item[2] & 0xFFFF), i))
+    return lists
+
+
+def cycles(tile: Tile, products: tuple[Product, ...], chip: Chip) -> float:
+    """SM cycles of the CTA that is busy longest, by the model."""
+    bytes_a_step = 2 * DEPTH * (tile.rows + tile.cols - max(tile.rows, tile.cols) / 2)
+    step = max(2 * tile.rows * tile.cols * DEPTH / FLOPS_A_CYCLE, bytes_a_step / L2_BYTES_A_CYCLE)
+    store = STORE_CYCLES * tile.rows * tile.cols * (2 if products[0].adds else 1)
+    lists = work(tile, products, chip)
+    hidden = tile.schedule == "PingPong" and max(map(len, lists)) > 2
+    longest = max(sum(step * item[2] + (0 if hidden else store) for item in items) for items in lists)
+    return FILL_CYCLES + longest + (store if hidden else 0)
+
+
+def _parts(products: tuple[Product, ...], whole: float, chip: Chip) -> int:
+    """Into how many parts K is cut so that a small D keeps every SM busy; 1 where that is not faster than `whole`."""
+    product = products[0]
+    if product.b_across or product.n % 8 or product.output == "f32":
+        return 1
+    parts = min(clusters_of(chip) // len(pairs(SPLIT_TILE, product)), _steps(product) // MIN_STEPS)
+    if parts < 2:
+        return 1
+    step = 2 * SPLIT_TILE.rows * SPLIT_TILE.cols * DEPTH / FLOPS_A_CYCLE
+    moved = 8 * parts * product.m * product.n / (L2_BYTES_A_CYCLE * chip.sms)
+    split = FILL_CYCLES + -(-_steps(product) // parts) * step + moved + SECOND_LAUNCH_CYCLES
+    return parts if split < whole else 1
+
+
+def _steps(product: Product) -> int:
+    return -(-product.k // DEPTH)
+
+
+def _split(item: tuple[int, int, int, int], parts: int) -> list[tuple[int, int, int, int]]:
+    row, col, steps, flags = item
+    edges = [steps * i // parts for i in range(parts + 1)]
+    return [(row, col, (end - begin) | begin << 16, flags | part << 8)
+            for part, (begin, end) in enumerate(zip(edges, edges[1:]))]
+
+
+def _raster(corner: tuple[int, int], count: tuple[int, int], tile: Tile, product: Product,
+            shared: int = 0) -> list[tuple[int, int, int, int]]:
+    """`count` pairs down and across from the tile at `corner` on, in groups of rows, column by column."""
+    rows, cols = (tile.rows, 2 * tile.cols) if shared else (2 * tile.rows, tile.cols)
+    if product.output == "f32":
+        result = ADDS_FLOATS if product.adds else STORES_FLOATS
+    else:
+        result = ADDS_C if product.adds else STORES
+    flags = shared | result | (SECOND if product.a_across else 0)
+    (row, col), (down, across), group = corner, count, max(1, GROUP_ROWS // rows)
+    return [(row * tile.rows + i * rows, col * tile.cols + j * cols, _steps(product), flags)
+            for first in range(0, down, group) for j in range(across) for i in range(first, min(first + group, down))]
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _packed(lists: list[list[tuple]]) -> bytes:
+    steps = max(map(len, lists)) + 2  # whoever looks ahead finds an end
+    end = (0, 0, 0, 0)
+    rows = [list(items) + [end] * (steps - len(items)) for items in lists]
+    return array("i", (number for step in zip(*rows) for item in step for number in item)).tobytes()

@@ -1,0 +1,115 @@
+#pragma once
+#include "device/ptx/cluster.cuh"
+#include "device/ptx/tensor.cuh"
+
+// Products D = factor A B (+ C) of tiles that a list names: what the parts of the kernel agree on. Kept in step with
+// optimized/gemm.py and gemm_plan.py.
+
+constexpr int kWarpgroup = 128;
+constexpr int kConsumers = 2;                               // warpgroups that multiply, behind the one that loads
+constexpr int kGemmThreads = (1 + kConsumers) * kWarpgroup;
+constexpr int kClusterCtas = 2;
+constexpr int kDepth = 64;                                  // elements of K in a stage: 128 bytes
+constexpr int kChunkRows = 64, kChunkBytes = 64 * 64;       // of D in one staging buffer
+
+// A pair of tiles, one a CTA, that have a part of A or of B in common; stages first … first + steps of K. No steps end
+// the list. With K split, `part` says where in a tall D the sums over these stages go.
+struct alignas(16) Item {
+  int row, col, stages, what;
+  __device__ __forceinline__ int steps() const { return stages & 0xFFFF; }
+  __device__ __forceinline__ int first() const { return stages >> 16; }
+  __device__ __forceinline__ bool second() const { return what & 1; }    // of the two products
+  __device__ __forceinline__ bool shares_a() const { return what & 2; }  // the tiles lie beside each other
+  static constexpr int kStores = 0, kAddsC = 1, kStoresFloats = 2, kAddsFloats = 3;
+  __device__ __forceinline__ int result() const { return what >> 2 & 3; }
+  __device__ __forceinline__ int part() const { return what >> 8; }
+};
+
+// Where somebody stands in the list of a cluster; two ends follow each list, for those who look ahead.
+struct Walk {
+  const Item* at;
+  int stride;
+  __device__ __forceinline__ Item item(int ahead = 0) const {
+    const int4 raw = __ldg(reinterpret_cast<const int4*>(at + ahead * stride));
+    return Item{raw.x, raw.y, raw.z, raw.w};
+  }
+  __device__ __forceinline__ void advance(int items) { at += items * stride; }
+};
+
+struct Product {
+  TensorMap a, b, c, d;
+};
+
+struct Gemm {
+  Product products[2];
+  const float* factor;  // in device memory; null: 1
+  float scale;
+  int unused;
+  const Item* items;  // [step][cluster]
+  int clusters;
+  int part_rows;  // of D, from one part to the next
+};
+
+// A tile of D, and how the two consumers share the work on it.
+struct Cooperative {  // half of the rows each
+  static constexpr int kTogether = kConsumers;
+};
+struct PingPong {  // a whole tile each, by turns: one multiplies while the other stores
+  static constexpr int kTogether = 1;
+};
+
+template <class Schedule, int Rows, int Cols, int Stages, int Buffers>
+struct Tile {
+  static constexpr int kRows = Rows, kCols = Cols, kStages = Stages, kBuffers = Buffers;
+  static constexpr int kTogether = Schedule::kTogether;
+  static constexpr int kTurns = kConsumers / kTogether;
+  static constexpr int kBlocks = Rows / kTogether / 64;  // of 64 rows, in one consumer
+  static constexpr int kABytes = Rows * kDepth * 2, kBBytes = Cols * kDepth * 2;
+  static_assert(kBlocks >= 1 && Cols % 32 == 0);
+};
+
+template <class T>
+struct alignas(1024) GemmShared {
+  char a[T::kStages][T::kABytes];
+  char b[T::kStages][T::kBBytes];
+  char staging[kConsumers][T::kBuffers][kChunkBytes];
+  u64 full[T::kStages], empty[T::kStages];
+  u64 arrived[kConsumers][T::kBuffers];  // chunks of C
+};
+
+// Where a walk round the stages stands.
+template <int Stages>
+struct Place {
+  int stage = 0;
+  u32 phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == Stages) stage = 0, phase ^= 1;
+  }
+  __device__ __forceinline__ void skip(int steps) {
+    stage += steps;
+    phase ^= stage / Stages & 1;
+    stage %= Stages;
+  }
+};
+
+// This CTA's tile of an item.
+template <class T>
+struct Corner {
+  int row, col;
+  __device__ __forceinline__ Corner(const Item& item)
+      : row(item.row + (item.shares_a() ? 0 : int(cluster_rank()) * T::kRows)),
+        col(item.col + (item.shares_a() ? int(cluster_rank()) * T::kCols : 0)) {}
+};
+
+// Which of the warpgroups that multiply this is; the compiler learns that a warp agrees on it.
+__device__ __forceinline__ int consumer_index() { return __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0) - 1; }
+
+__device__ __forceinline__ char* swizzled_shared() {
+  extern __shared__ __align__(1024) char swizzled[];
+  return swizzled;
+}
+
+__device__ __forceinline__ void wait(u64* barrier, u32 phase) {
+  while (!mbarrier_try_wait(barrier, phase)) {
+  }
+}
