@@ -1,5 +1,5 @@
-"""The command line: python -m harness {list,check,bench,compare,merge,report,doctor,env}. What is slow to import comes
-later."""
+"""The command line: python -m harness {list,check,bench,compare,merge,report,doctor,example,env}. What is slow to
+import comes later."""
 
 import argparse
 import ctypes
@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m harness", description="Parity and speed of reference against optimized."
     )
     verbs = top.add_subparsers(
-        dest="verb", required=True, metavar="{list,check,bench,compare,merge,report,doctor,env}",
+        dest="verb", required=True, metavar="{list,check,bench,compare,merge,report,doctor,example,env}",
         parser_class=partial(argparse.ArgumentParser, allow_abbrev=False),  # a command to resume is made of its words
     )
     for verb, text in (
@@ -44,8 +44,18 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--out", type=Path, help="where the report goes (default: the run's folder)")
     doctor = verbs.add_parser("doctor", help="what this GPU reaches, its A/A noise, and whether it is fit to measure on")
     doctor.add_argument("--json", action="store_true", help="as JSON")
+    _example_arguments(verbs.add_parser("example", help="train with the op graph, on each table, and compare"))
     verbs.add_parser("env", help="the environment record as JSON")
     return top
+
+
+def _example_arguments(verb: argparse.ArgumentParser) -> None:
+    from harness.examples import NAMES, RECIPES
+
+    verb.add_argument("name", choices=NAMES)
+    verb.add_argument("--table", choices=("reference", "optimized", "all"), default="all", help="default: all that run")
+    verb.add_argument("--recipe", choices=RECIPES, default="none", help="how the linear layers quantize")
+    verb.add_argument("--steps", type=int, default=200)
 
 
 def _case_arguments(verb: argparse.ArgumentParser, name: str) -> None:
@@ -202,6 +212,14 @@ def _report(arguments: argparse.Namespace) -> int:
     return write(arguments.folder, arguments.out)
 
 
+def _example(arguments: argparse.Namespace) -> int:
+    if arguments.steps < 1:
+        raise UsageError(f"--steps {arguments.steps} is not at least 1")
+    from harness.examples import residual_block
+
+    return residual_block.run(arguments.steps, arguments.recipe, arguments.table)
+
+
 def _env() -> int:
     from harness.environment import record
 
@@ -241,6 +259,7 @@ def main(argv: list[str] | None = None) -> int:
         "merge": lambda: _merge(arguments),
         "report": lambda: _report(arguments),
         "doctor": lambda: _doctor(arguments.json),
+        "example": lambda: _example(arguments),
         "env": _env,
     }
     try:
