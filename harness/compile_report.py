@@ -6,6 +6,7 @@ from typing import Any
 
 from harness import rows
 from harness.cases import FAMILIES, Case
+from harness.implementations import on_path
 from harness.options import repeat_command
 from harness.subject import first_line
 
@@ -22,7 +23,8 @@ def plans(cases: Iterable[Case], chip: Any) -> tuple[dict[Case, Any], dict[Case,
         try:
             call = FAMILIES[case.function].make(case, "meta", 0)
             module = sys.modules[getattr(optimized, case.function).__module__]
-            found[case] = module.plan_of(case.function, *call.args, chip=chip, **call.kwargs)
+            with on_path(case):
+                found[case] = module.plan_of(case.function, *call.args, chip=chip, **call.kwargs)
         except (ValueError, TypeError, NotImplementedError) as error:
             refused[case] = first_line(error)
     return found, refused

@@ -33,15 +33,16 @@ class Distortion:
         self.rotated = orientation == "columnwise" and getattr(quantizer, "with_rht", False)
         self._parts: list[Tensor] = []
 
-    def add(self, side: Side, value: Tensor, unit: Tensor) -> None:
-        """Take in a stretch: the side's part of it, the values (rows, cols) that were quantized, their units (rows, 1),
-        all float64."""
+    def add(self, side: Side, value: Tensor, unit: Tensor, slack: Tensor | None = None) -> None:
+        """Take in a stretch: the side's part of it, the values (rows, cols) that were quantized, their units (rows, 1)
+        and how far each may have been from its value, all float64."""
         if not value.numel():
             return
+        slack = torch.zeros_like(value) if slack is None else slack.expand_as(value)
         if self.rotated:
-            value, unit = _hadamard(value), _grouped(unit)
+            value, unit, slack = _hadamard(value), _grouped(unit), 4 * _grouped(slack)
         if self.orientation == "columnwise":
-            value, unit = value.t(), unit.t()
+            value, unit, slack = value.t(), unit.t(), slack.t()
         codes, units = side.code_values(), side.units()
         found = codes * units
         counted = value.isfinite() & found.isfinite()
@@ -49,21 +50,21 @@ class Distortion:
         relative = error.abs() / unit.nan_to_num(nan=0.0, posinf=0.0).clamp(min=torch.finfo(torch.float32).tiny)
         blocks = side.block or FLUSHED_BLOCK
         flushed = _whole(found == 0, blocks) & ~_whole(value == 0, blocks)
-        wrong = (value.isnan() & ~found.isnan()) | self._unexplained(side, value, codes, units)
+        wrong = (value.isnan() & ~found.isnan()) | self._unexplained(side, value, codes, units, slack)
         self._parts.append(torch.stack([
             relative.max(), relative.square().sum(), error.square().sum(), truth.square().sum(),
             *(each.sum().double() for each in (counted, flushed, wrong)),
             *(value.new_full((), each.numel()) for each in (flushed, codes)),
         ]))
 
-    def _unexplained(self, side: Side, value: Tensor, codes: Tensor, units: Tensor) -> Tensor:
+    def _unexplained(self, side: Side, value: Tensor, codes: Tensor, units: Tensor, slack: Tensor) -> Tensor:
         """Where a code is not among those nearest to its value: more than half a step, or with stochastic rounding a
-        whole step, from the value in units of codes, the largest code where that is beyond it."""
+        whole step, and the slack, from the value in units of codes, the largest code where that is beyond it."""
         most = largest(side.format)
         factor = (1 / units).clamp(max=_FLT_MAX)
         wanted = (value * factor).clamp(-most, most)
         steps = spacing(torch.maximum(wanted.abs(), codes.abs()), side.format) * (1.0 if self.stochastic else 0.5)
-        allowed = steps * (1 + _SLACK)
+        allowed = steps * (1 + _SLACK) + slack * factor
         if self.rotated:
             allowed = allowed + wanted.abs() * _SLACK + _BF16_SUBNORMAL * factor
         return ((codes - wanted).abs() > allowed) & ~value.isnan() & ~units.isnan() & (units > 0)
@@ -113,7 +114,7 @@ class Distortions:
         """Take in a stretch of what was quantized."""
         unit = part.unit.expand(len(part.value), 1)
         for name, side in self._sides.items():
-            self._each[name].add(side.part(part.where, name), part.value, unit)
+            self._each[name].add(side.part(part.where, name), part.value, unit, part.slack)
 
     def result(self) -> dict[str, dict[str, float]]:
         """Orientation -> its distortion; waits for the device."""

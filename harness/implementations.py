@@ -9,6 +9,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,9 +63,13 @@ def _compiler_missing() -> str | None:
     return None
 
 
+def _cuda_missing() -> str | None:
+    return None if torch.cuda.is_available() else "no CUDA GPU was found"
+
+
 def _gpu_missing() -> str | None:
-    if not torch.cuda.is_available():
-        return "no CUDA GPU was found"
+    if missing := _cuda_missing():
+        return missing
     if importlib.util.find_spec("cuda.core") is None:
         return "cuda-python, with its cuda.core, is not installed"
     return None
@@ -83,7 +88,23 @@ def _reference(case: Case, call: Call) -> Callable[[Call], tuple]:
 
 def _optimized(case: Case, call: Call) -> Callable[[Call], tuple]:
     import optimized
-    return _caller(getattr(optimized, case.function))
+    run = _caller(getattr(optimized, case.function))
+    if case.option("path") is None:
+        return run
+
+    def run_on_path(call: Call) -> tuple:
+        with on_path(case):
+            return run(call)
+
+    return run_on_path
+
+
+def on_path(case: Case) -> AbstractContextManager:
+    """What forces the path of a norm that the case names, if any."""
+    if case.option("path") is None:
+        return nullcontext()
+    from optimized.normalization import Path as NormPath, forced_path
+    return forced_path(NormPath(case.option("path")))
 
 
 def _compiled(case: Case, call: Call) -> Callable[[Call], tuple]:

@@ -5,14 +5,9 @@ import math
 import re
 from collections.abc import Callable, Iterable
 
-from harness import quantization_sweeps
+from harness import norm_sweeps, quantization_sweeps
 from harness.cases import DTYPES, FAMILIES, NORMS, RECIPES, Case, accepted, family_of, known
 
-_LLM_SHAPES = (
-    *((4096, hidden) for hidden in (1024, 2048, 4096, 8192, 16384, 32768)),
-    *((16384, hidden) for hidden in (1024, 2048, 4096, 8192, 16384)),
-    (8192, 5120), (8192, 12288),
-)
 _UNLISTED_HIDDEN = (3072, 6144, 7168, 10240, 20480)
 _EDGE_HIDDEN = (1, 2, 3, 7, 31, 33, 63, 100, 127, 129, 255, 1000, 1023, 1025, 4095, 4097, 5000, 16383, 16385,
                 20480, 33000, 65536, 70000, 131072, 200000, 300000)
@@ -23,17 +18,17 @@ MAX_ELEMENTS = 1 << 60
 
 
 def smoke() -> list[Case]:
-    """32 quick cases: every norm at a size that fills a GPU, at two modest ones and at an odd one; and every recipe of
-    quantize and dequantize."""
+    """38 quick cases: every norm at a size that fills a GPU, at two modest ones and at an odd one; and every recipe of
+    quantize, dequantize and the forward norms."""
     shapes = (((4096, 4096), "bf16"), ((512, 2048), "bf16"), ((256, 8192), "fp16"), ((33, 1023), "fp32"))
     norms = [Case(function, shape, dtype) for function in NORMS for shape, dtype in shapes]
-    return norms + quantization_sweeps.smoke()
+    return norms + norm_sweeps.smoke() + quantization_sweeps.smoke()
 
 
 def llm() -> list[Case]:
-    """60 norms at the sizes of well-known models, hidden 1024 to 32768, 2048 to 16384 tokens, mostly bf16; and 28 cases
-    of quantize and dequantize."""
-    listed = [Case(function, shape) for function in NORMS[:4] for shape in _LLM_SHAPES]
+    """60 norms at the sizes of well-known models, hidden 1024 to 32768, 2048 to 16384 tokens, mostly bf16; 10 of norms
+    with a quantized output; and 28 of quantize and dequantize."""
+    listed = [Case(function, shape) for function in NORMS[:4] for shape in norm_sweeps.MODELS]
     return listed + [
         Case("rmsnorm_bwd_add", (8192, 3072)),
         Case("rmsnorm_bwd_add", (4096, 7168)),
@@ -43,6 +38,7 @@ def llm() -> list[Case]:
         Case("layernorm_fwd", (8192, 10240), "fp16"),
         Case("rmsnorm_bwd", (2048, 28672)),
         Case("layernorm_bwd", (4096, 4096), "fp32"),
+        *norm_sweeps.llm(),
         *quantization_sweeps.llm(),
     ]
 
@@ -53,22 +49,23 @@ def unlisted() -> list[Case]:
     return [Case(function, shape) for function in NORMS for shape in shapes]
 
 
-quantize = quantization_sweeps.quantize
+quantize, norms = quantization_sweeps.quantize, norm_sweeps.norms
 
 
 def edge() -> list[Case]:
     """Odd, tiny, wide and empty shapes; every mix of dtypes; layouts; ranks; options. Little memory each."""
     norms = [*_edge_shapes(), *_edge_dtypes(), *_edge_options(), *_edge_ranks()]
-    return norms + quantization_sweeps.edge()
+    return norms + norm_sweeps.edge() + quantization_sweeps.edge()
 
 
 def everything() -> list[Case]:
     """All cases of all sweeps, each once."""
-    return list(dict.fromkeys(case for sweep in (smoke, llm, unlisted, quantize, edge) for case in sweep()))
+    return list(dict.fromkeys(case for sweep in (smoke, llm, unlisted, norms, quantize, edge) for case in sweep()))
 
 
 SWEEPS: dict[str, Callable[[], list[Case]]] = {
-    "smoke": smoke, "llm": llm, "unlisted": unlisted, "quantize": quantize, "edge": edge, "all": everything,
+    "smoke": smoke, "llm": llm, "unlisted": unlisted, "norms": norms, "quantize": quantize,
+    "edge": edge, "all": everything,
 }
 """Name of a sweep -> the function that lists its cases."""
 

@@ -19,6 +19,9 @@ RECIPES = ("none", "fp8_delayed", "fp8_current", "mxfp8", "nvfp4")
 
 ORIENTATIONS = ("rowwise", "columnwise", "both")
 
+PATHS = ("unfused", "fully_fused", "fused_norm_amax_fp8", "fused_norm_amax_nvfp4")
+"""How a norm's output is quantized: optimized.normalization.Path by value."""
+
 LAYOUTS = ("contiguous", "strided", "offset", "expanded", "transposed")
 """strided: a column slice of a wider tensor. offset: a data pointer aligned to the element only. expanded:
 the leading dimension has stride 0. transposed: the last two dimensions swapped in memory."""
@@ -43,6 +46,7 @@ def _is_eps(value) -> bool:
 _NAMED = {
     "gamma_dtype": ("dtype of gamma_dtype", DTYPES), "dz_dtype": ("dtype of dz_dtype", DTYPES),
     "layout": ("layout", LAYOUTS), "format": ("format", FORMATS), "orientation": ("orientation", ORIENTATIONS),
+    "path": ("path", PATHS),
 }
 _FLAG = ("True or False", lambda value: isinstance(value, bool))
 _VALUED = {
@@ -68,7 +72,7 @@ class Case:
     equal: `gamma_dtype`, `dz_dtype` (dtype names; default: `dtype`), `zero_centered_gamma` (bool), `layout`
     (see LAYOUTS), `bias` (False: none), `eps`, `sm_margin`; of a quantizer `orientation` (see ORIENTATIONS; default:
     rowwise), `format` (see FORMATS; default: e4m3), `force_pow_2_scales`, `with_2d_quantization`,
-    `stochastic_rounding`, `with_rht` (bool).
+    `stochastic_rounding`, `with_rht` (bool); of a norm with a quantizer `path` (see PATHS; default: what it chooses).
     """
 
     function: str
@@ -158,13 +162,15 @@ class Expected(NamedTuple):
 
     `where` indexes the output after it is viewed as `value` is shaped: a slice of its rows, or of all of it.
     `value` is float64; of a quantized output it is what was quantized. `unit` broadcasts against it: the magnitude
-    that errors are relative to.
+    that errors are relative to. `slack`, where it is not None, is how far what was quantized may have been from `value`:
+    it was computed and rounded first.
     """
 
     name: str
     where: slice
     value: Tensor
     unit: Tensor
+    slack: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from torch import Tensor
 from harness import oracle
 from harness.cases import recipes
 from harness.cases import values as of
-from harness.cases.base import DTYPES, Call, Case, Expected, Work, known
+from harness.cases.base import DTYPES, FUSED, RECIPES, Call, Case, Expected, Work, known
 
-CHUNK = 1 << 24
-"""Elements of a stretch: its float64 temporaries take about 1 GB."""
+CHUNK = 1 << 23
+"""Elements of a stretch: the float64 temporaries of a quantized output take about 1 GB."""
 
 DEFAULT_EPS = 1e-5
+_ARITHMETIC = 2.0**-18  # what float32 arithmetic on a row may be off by, of the row's unit
 _OPTIONS = ("bias", "dz_dtype", "eps", "gamma_dtype", "layout", "sm_margin", "zero_centered_gamma")
 _X_KINDS = ("zero_row", "constant_row", "largest", "subnormals", "outlier", "nan", "inf")
 _DZ_KINDS = {"dz_zero_row": "zero_row", "dz_largest": "largest_product", "dz_nan": "nan", "dz_inf": "inf"}
@@ -27,17 +28,17 @@ class _Norm:
     def __init__(self, outputs: tuple[str | None, ...], centered: bool, flops: int):
         self.outputs, self.centered, self.flops = outputs, centered, flops
 
-    recipes, allowance = ("none",), None
+    recipes, allowance, options = ("none",), None, _OPTIONS
 
     def check(self, case: Case) -> None:
-        """ValueError where the case has a recipe, or an option of one."""
+        """ValueError where the function does not take the recipe, an option, or the shape."""
         if case.recipe not in self.recipes:
             raise ValueError(f"{case.function} takes no recipe but none")
-        recipes.check(case, _OPTIONS)
+        recipes.check(case, self.options)
 
     def in_place(self, call: Call) -> dict[str, Tensor]:
-        """Nothing."""
-        return {}
+        """The amax of delayed scaling."""
+        return recipes.amax_of(call)
 
     def oracle(self, call: Call) -> dict[str, Tensor]:
         """The outputs whole, float64, keyed by name; rows are (rows, H) whatever the rank of the input."""
@@ -75,37 +76,71 @@ class _Norm:
 
 class Forward(_Norm):
     """layernorm_fwd(input, weight, bias, eps) -> y, mu, rsigma; rmsnorm_fwd(input, weight, eps) -> y, None,
-    rsigma."""
+    rsigma. With a recipe, y is what its quantizer makes of it; `path` then is the one that is forced."""
+
+    recipes, allowance, options = RECIPES, FUSED, (*_OPTIONS, "path")
+
+    def check(self, case: Case) -> None:
+        """ValueError where the recipe does not take the dtype, an option, the path or the shape."""
+        super().check(case)
+        recipes.check_flags(case)
+        path = case.option("path", "unfused")
+        if case.recipe == "none" and case.option("path"):
+            raise ValueError("without a recipe there is no path to force")
+        if path not in ("unfused", recipes.fused_path(case)):
+            raise ValueError(f"recipe {case.recipe} cannot take the path {path}")
 
     def adversarial(self, case: Case) -> tuple[str, ...]:
-        """Kinds of values for the input; none where it has no rows."""
-        return _X_KINDS if math.prod(case.shape) else ()
+        """Kinds of values for the input, and of state for its quantizer; none where it has no rows."""
+        return _X_KINDS + recipes.STATES.get(case.recipe, ()) if math.prod(case.shape) else ()
 
     def make(self, case: Case, device, seed: int, values: str = "normal") -> Call:
         """Inputs of `case` on `device` from `seed`, with adversarial `values` in x where they are asked
         for."""
-        known("kind of values", values, ("normal", *_X_KINDS))
+        self.check(case)
+        states = recipes.STATES.get(case.recipe, ())
+        known("kind of values", values, ("normal", *_X_KINDS, *states))
         activation, weight = self._inputs(case, device, seed)
-        x, gamma = activation(case.dtype, None if values == "normal" else values), weight(_center(case))
+        x, gamma = activation(case.dtype, values if values in _X_KINDS else None), weight(_center(case))
         bias = (weight(0.0) if case.option("bias", True) else None,) if self.centered else ()
-        return Call((x, gamma, *bias, case.option("eps", DEFAULT_EPS)), self._keywords(case))
+        keywords = self._keywords(case)
+        if case.recipe != "none":
+            state = values if values in states else "normal"
+            keywords["quantizer"] = recipes.quantizer(case, device, of.generator(device, seed + 1), seed, state)
+        return Call((x, gamma, *bias, case.option("eps", DEFAULT_EPS)), keywords)
 
     def expected(self, call: Call) -> Iterator[Expected]:
-        """y, mu and rsigma, a stretch of rows at a time."""
+        """y, mu and rsigma, a stretch of rows at a time. A quantized y may have been rounded to input's dtype before,
+        unless scaling is delayed."""
         x, gamma, *bias, eps = call.args
         gain, bias = _gain(call, gamma), bias[0].double() if bias and bias[0] is not None else None
         for where in _stretches(x):
             part = oracle.forward(_rows(x)[where].double(), gain, bias, eps, self.centered)
             for name, (value, unit) in part.items():
-                yield Expected(name, where, value, unit)
+                slack = self._slack(call, value, unit) if name == "y" else None
+                yield Expected(name, where, value, unit, slack)
+
+    def _slack(self, call: Call, value: Tensor, unit: Tensor) -> Tensor | None:
+        quantizer = recipes.quantizer_of(call)
+        if quantizer is None:
+            return None
+        rounding = 0.0 if recipes.amax_of(call) else torch.finfo(call.args[0].dtype).eps / 2
+        return rounding * value.abs().nan_to_num(posinf=0.0) + _ARITHMETIC * unit
+
+    def passes(self, case: Case, l2_bytes: int) -> int:
+        """Bytes that must cross the memory's pins: the input twice where it is read twice and does not fit in L2."""
+        size = math.prod(case.shape) * DTYPES[case.dtype].itemsize
+        return self.work(case).bytes + (size if recipes.seen_twice(case) and size > l2_bytes else 0)
 
     def work(self, case: Case) -> Work:
-        """Read x, gamma and beta; write y and float32 statistics."""
+        """Read x, gamma, beta and the quantizer's state; write y, float32 statistics and the amax."""
         size, weight_size = _size(case, "dtype"), _size(case, "gamma_dtype")
         weights = 2 if self.centered and case.option("bias", True) else 1
         read = _distinct(case) * size + weights * case.hidden * weight_size
-        written = math.prod(case.shape) * size + case.rows * 4 * (2 if self.centered else 1)
-        return Work(read, written, self.flops * math.prod(case.shape))
+        y = math.prod(case.shape) * size if case.recipe == "none" else recipes.stored_bytes(case)
+        state_read, state_written = recipes.state_bytes(case)
+        written = y + case.rows * 4 * (2 if self.centered else 1) + state_written
+        return Work(read + state_read, written, self.flops * math.prod(case.shape))
 
     def _x(self, call: Call) -> Tensor:
         return call.args[0]

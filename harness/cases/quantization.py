@@ -60,10 +60,7 @@ class Quantize(_Quantization):
         """ValueError where the recipe does not take the case's shape or options."""
         self._known(case)
         recipes.check(case, ("layout",))
-        if case.option("with_rht") and case.dtype != "bf16":
-            raise ValueError("with_rht needs bf16")
-        if case.option("with_2d_quantization") and (case.option("with_rht") or case.option("stochastic_rounding")):
-            raise ValueError("with_2d_quantization excludes with_rht and stochastic_rounding")
+        recipes.check_flags(case)
 
     def adversarial(self, case: Case) -> tuple[str, ...]:
         """Kinds of values for the input, and of state for its quantizer; none where there are no elements."""

@@ -46,6 +46,21 @@ def check(case: Case, others: tuple[str, ...]) -> None:
         raise ValueError("a vector has no columnwise data")
 
 
+def check_flags(case: Case) -> None:
+    """ValueError for a dtype, or an option, that another excludes."""
+    if case.option("with_rht") and case.dtype != "bf16":
+        raise ValueError("with_rht needs bf16")
+    if case.option("with_2d_quantization") and (case.option("with_rht") or case.option("stochastic_rounding")):
+        raise ValueError("with_2d_quantization excludes with_rht and stochastic_rounding")
+
+
+def fused_path(case: Case) -> str:
+    """The path on which a norm is fused with the case's quantizer; "unfused" where there is none."""
+    if case.option("with_rht"):
+        return "unfused"
+    return {"fp8_current": "fused_norm_amax_fp8", "nvfp4": "fused_norm_amax_nvfp4"}.get(case.recipe, "fully_fused")
+
+
 def orientations(case: Case) -> tuple[str, ...]:
     """The orientations that the case's quantizer makes; none without a recipe."""
     asked = case.option("orientation", "rowwise") if case.recipe != "none" else ()

@@ -6,6 +6,7 @@ import optimized
 from harness import compile_report, parity
 from harness.cases import Case, family_of
 from harness.guards import same_bits
+from harness.implementations import on_path
 from optimized import jit
 from optimized.launch import chip
 
@@ -23,8 +24,9 @@ def made(case, seed=0, values="normal", device=DEVICE):
 
 
 def run(case, call, **options):
-    """Results of the optimized function; `options` replace the call's."""
-    return getattr(optimized, case.function)(*call.args, **(call.kwargs | options))
+    """Results of the optimized function, on the path that the case names; `options` replace the call's."""
+    with on_path(case):
+        return getattr(optimized, case.function)(*call.args, **(call.kwargs | options))
 
 
 def same(results, others):

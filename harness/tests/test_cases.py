@@ -253,7 +253,13 @@ def test_a_second_pass_counts_where_the_input_outgrows_the_cache():
      "with_2d_quantization excludes"),
     (Case("dequantize", (32, 32), recipe="mxfp8", options=(("orientation", "both"),)), "no option orientation=both"),
     (Case("dequantize", (32, 32), recipe="mxfp8", options=(("layout", "offset"),)), "no option layout"),
-    (Case("rmsnorm_fwd", (32, 32), recipe="mxfp8"), "rmsnorm_fwd takes no recipe but none"),
+    (Case("rmsnorm_bwd", (32, 32), recipe="mxfp8"), "rmsnorm_bwd takes no recipe but none"),
+    (Case("rmsnorm_fwd", (32, 33), recipe="mxfp8"), "33 cols are no multiple of the block, 32"),
+    (Case("rmsnorm_fwd", (32, 32), options=(("path", "fully_fused"),)), "without a recipe there is no path"),
+    (Case("rmsnorm_fwd", (32, 32), "bf16", "fp8_current", (("path", "fully_fused"),)), "cannot take the path fully_"),
+    (Case("rmsnorm_fwd", (32, 32), "bf16", "mxfp8", (("path", "fused_norm_amax_fp8"),)), "cannot take the path"),
+    (Case("layernorm_fwd", (32, 32), "fp16", "nvfp4", (("with_rht", True),)), "with_rht needs bf16"),
+    (Case("layernorm_bwd", (32, 32), options=(("path", "unfused"),)), "no option path"),
     (Case("rmsnorm_fwd", (32, 32), options=(("with_rht", True),)), "recipe none has no option with_rht"),
 ])
 def test_what_a_function_does_not_take_is_told(case, words):

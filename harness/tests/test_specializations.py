@@ -14,7 +14,7 @@ from optimized import jit
 from optimized.plan import H200, STATIC_SHARED_BYTES, Chip
 
 SM_80 = Chip("sm_80", 108, 166_912)
-MOST, MOST_OF_QUANTIZATION = 600, 300
+MOST, MOST_OF_QUANTIZATION, MOST_OF_QUANTIZED_NORMS = 600, 300, 300
 REGISTERS = 65_536  # of an SM, given to warps in units of 8 a thread
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
 
@@ -26,7 +26,11 @@ def planned():
 
 
 def norms(name):
-    return [case for case in sweep(name) if case.function in NORMS]
+    return [case for case in sweep(name) if case.function in NORMS and case.recipe == "none"]
+
+
+def quantized_norms(name):
+    return [case for case in sweep(name) if case.function in NORMS and case.recipe != "none"]
 
 
 def plans_by_request(cases, chip):
@@ -66,6 +70,21 @@ def test_there_are_not_too_many(planned):
 def test_quantization_asks_for_few(chip):
     asked = [case for case in sweep("all") if case.function not in NORMS]
     assert 0 < len(plans_by_request(asked, chip)) <= MOST_OF_QUANTIZATION
+
+
+@pytest.mark.parametrize("chip", [H200, SM_80], ids=lambda chip: chip.arch)
+def test_quantized_norms_ask_for_few(chip):
+    assert 0 < len(plans_by_request(quantized_norms("all"), chip)) <= MOST_OF_QUANTIZED_NORMS
+
+
+@pytest.mark.parametrize("share", range(4))
+def test_quantized_norms_compile_without_spills(share):
+    asked = plans_by_request(quantized_norms("all"), H200)
+    assert_compiles({request: asked[request] for request in sorted(asked)[share::4]}, H200)
+
+
+def test_some_quantized_norms_compile_without_spills_for_sm_80():
+    assert_compiles(plans_by_request(quantized_norms("edge")[::12], SM_80), SM_80)
 
 
 def test_all_compile_without_spills(planned):

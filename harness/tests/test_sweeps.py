@@ -1,6 +1,7 @@
 """Sweeps hold what they promise, and filters pick from them."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ def functions(cases):
 
 
 def norms(cases):
-    return [case for case in cases if case.function in NORMS]
+    return [case for case in cases if case.function in NORMS and case.recipe == "none"]
 
 
 def elements(case):
@@ -24,7 +25,7 @@ def elements(case):
 
 
 def test_smoke_is_quick_and_covers_every_function():
-    assert len(smoke()) == 32 and functions(smoke()) == set(FAMILIES)
+    assert len(smoke()) == 38 and functions(smoke()) == set(FAMILIES)
     assert {case.recipe for case in smoke()} == set(RECIPES)
     assert max(map(elements, smoke())) <= 1 << 24
 
@@ -98,11 +99,11 @@ def test_select_by_shape(text):
 
 
 def test_a_shape_of_ones_own_makes_cases_for_what_is_chosen():
-    assert select(smoke(), shape="12x345", function="rmsnorm_fwd") == [Case("rmsnorm_fwd", (12, 345))]
-    assert select(smoke(), shape=["3,4,500"], function="rmsnorm_fwd", dtype="fp16,fp32") == [
-        Case("rmsnorm_fwd", (3, 4, 500), "fp16"), Case("rmsnorm_fwd", (3, 4, 500), "fp32")]
+    assert select(smoke(), shape="12x345", function="rmsnorm_bwd") == [Case("rmsnorm_bwd", (12, 345))]
+    assert select(smoke(), shape=["3,4,500"], function="rmsnorm_bwd", dtype="fp16,fp32") == [
+        Case("rmsnorm_bwd", (3, 4, 500), "fp16"), Case("rmsnorm_bwd", (3, 4, 500), "fp32")]
     assert functions(select(smoke(), shape="12x345")) == set(FAMILIES)
-    mixed = select(llm(), shape=["4096x8192", "12x345"], function="rmsnorm_fwd")
+    mixed = select(llm(), shape=["4096x8192", "12x345"], function="rmsnorm_fwd", recipe="none")
     assert mixed == [Case("rmsnorm_fwd", (4096, 8192)), Case("rmsnorm_fwd", (12, 345))]
 
 
@@ -110,7 +111,7 @@ def test_a_shape_of_ones_own_makes_cases_for_what_is_chosen():
     ({"function": "rmsnorm"}, "unknown function 'rmsnorm'; known: layernorm_fwd, rmsnorm_fwd, "),
     ({"dtype": "bf16,fp8"}, "unknown dtype 'fp8'; known: bf16, fp16, fp32"),
     ({"recipe": "mxfp4"}, "unknown recipe 'mxfp4'; known: none, fp8_delayed, fp8_current, mxfp8, nvfp4"),
-    ({"shape": "12,345", "recipe": "mxfp8"}, "quantize 12x345 bf16 mxfp8: 345 cols are no multiple of the block, 32"),
+    ({"shape": "12,345", "recipe": "mxfp8", "function": "quantize"}, "quantize 12x345 bf16 mxfp8: 345 cols are no multiple of the block, 32"),
     ({"keyword": "("}, "keyword '\\(' is not a regular expression"),
     ({"shape": "4096*8192"}, "shape '4096\\*8192' is not of the form 4096x8192"),
     ({"shape": ""}, "shape '' is not"),
@@ -123,7 +124,7 @@ def test_a_wrong_filter_is_one_clear_error(filters, words):
 
 
 def test_an_unknown_sweep_lists_those_known():
-    with pytest.raises(ValueError, match="unknown sweep 'ci'; known: smoke, llm, unlisted, quantize, edge, all"):
+    with pytest.raises(ValueError, match="unknown sweep 'ci'; known: smoke, llm, unlisted, norms, quantize, edge, all"):
         sweep("ci")
 
 
@@ -136,14 +137,40 @@ def test_every_sweep_holds_cases_that_their_functions_take():
     for case in everything():
         assert accepted(case) is case
     for name in ("smoke", "llm", "quantize", "edge"):
-        quantized = [case for case in sweep(name) if case.recipe != "none"]
-        assert {(case.function, case.recipe) for case in quantized} == {
-            (function, recipe) for function in ("quantize", "dequantize") for recipe in RECIPES[1:]}
+        quantized = {(case.function, case.recipe) for case in sweep(name) if case.recipe != "none"}
+        assert quantized >= {(function, recipe) for function in ("quantize", "dequantize") for recipe in RECIPES[1:]}
+    for name in ("smoke", "llm", "norms", "edge"):
+        of_norms = {(case.function, case.recipe) for case in sweep(name) if case.function in NORMS}
+        assert {recipe for _, recipe in of_norms} >= set(RECIPES[1:])
 
 
 def test_llm_has_few_enough_quantized_cases():
     cases = [case for case in llm() if case.recipe != "none"]
-    assert len(cases) == 28 and {elements(case) * 2 for case in cases} == {64 << 20, 4 << 20}
+    assert len(cases) == 38 and {elements(case) * 2 for case in cases} == {64 << 20, 4 << 20}
+
+
+def test_norms_have_every_quantized_norm_of_the_peers():
+    """Named as the peers' rows are: fp8d and fp8c are delayed and current scaling, rc is both ways."""
+    cases = sweep("norms")
+    assert len(cases) == len(set(cases)) <= 200 and {case.function for case in cases} == {"layernorm_fwd", "rmsnorm_fwd"}
+    short = {"fp8_delayed": "fp8d", "fp8_current": "fp8c"}
+    sides = {(): "", (("orientation", "both"),): "_rc"}
+    held = {(f"{case.function}_{short.get(case.recipe)}{sides[case.options]}", case.shape_text)
+            for case in cases if case.options in sides}
+    with PEERS.open(newline="") as file:
+        listed = {(row["function"], row["shape"]) for row in csv.DictReader(file)
+                  if "norm_fwd_fp8" in row["function"]}
+    assert len(listed) == 78 and listed <= held
+
+
+def test_norms_have_each_fused_path_beside_the_unfused_one():
+    forced = [case for case in sweep("norms") if case.option("path")]
+    pairs = {}
+    for case in forced:
+        rest = replace(case, options=tuple(option for option in case.options if option[0] != "path"))
+        pairs.setdefault(rest, set()).add(case.option("path"))
+    assert len(pairs) >= 20
+    assert all(paths == {"unfused", recipes.fused_path(case)} for case, paths in pairs.items())
 
 
 def test_quantize_is_the_table_of_what_quantization_must_reach():
