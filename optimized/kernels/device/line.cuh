@@ -28,6 +28,20 @@ __device__ __forceinline__ Line line_of_row(const Vec<X, kRun>& run) {
   }
 }
 
+// Two columns, a word a row.
+template <class X>
+__device__ __forceinline__ void lines_of_words(const u32 (&word)[kRun], Line (&line)[2]) {
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) {
+    const float2 pair = widen_pair<X>(word[i]);
+    line[0].v[i] = pair.x, line[1].v[i] = pair.y;
+  }
+  const auto top = [&](int i) { return __byte_perm(word[i], word[i + 2], 0x7351); };
+  const u32 even_low = top(0), even_high = top(4), odd_low = top(1), odd_high = top(5);
+  line[0].signs = Line::signs_of(__byte_perm(even_low, even_high, 0x5410), __byte_perm(odd_low, odd_high, 0x5410));
+  line[1].signs = Line::signs_of(__byte_perm(even_low, even_high, 0x7632), __byte_perm(odd_low, odd_high, 0x7632));
+}
+
 // Columns j and j + 1 of eight rows; j is even.
 template <class X>
 __device__ __forceinline__ void lines_of_columns(const Vec<X, kRun> (&row)[kRun], int j, Line (&line)[2]) {
@@ -41,14 +55,7 @@ __device__ __forceinline__ void lines_of_columns(const Vec<X, kRun> (&row)[kRun]
   } else {
     u32 word[kRun];
 #pragma unroll
-    for (int i = 0; i < kRun; ++i) {
-      word[i] = reinterpret_cast<const u32*>(row[i].lane)[j / 2];
-      const float2 pair = widen_pair<X>(word[i]);
-      line[0].v[i] = pair.x, line[1].v[i] = pair.y;
-    }
-    const auto top = [&](int i) { return __byte_perm(word[i], word[i + 2], 0x7351); };
-    const u32 even_low = top(0), even_high = top(4), odd_low = top(1), odd_high = top(5);
-    line[0].signs = Line::signs_of(__byte_perm(even_low, even_high, 0x5410), __byte_perm(odd_low, odd_high, 0x5410));
-    line[1].signs = Line::signs_of(__byte_perm(even_low, even_high, 0x7632), __byte_perm(odd_low, odd_high, 0x7632));
+    for (int i = 0; i < kRun; ++i) word[i] = reinterpret_cast<const u32*>(row[i].lane)[j / 2];
+    lines_of_words<X>(word, line);
   }
 }

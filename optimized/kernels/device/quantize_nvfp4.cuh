@@ -56,10 +56,13 @@ struct Nvfp4 {
   __device__ __forceinline__ void look(const Part& part) {
     part.add_to(peaks);
     if constexpr (kTransformed) {
-      Vec<bf16, kRun> turned[kRun];
-      hadamard(part.row, turned);
 #pragma unroll
-      for (int i = 0; i < kRun; ++i) column_peaks.take(turned[i]);
+      for (int j = 0; j < kRun; j += 2) {
+        u32 word[kRun];
+        hadamard(part.row, j, word);
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) column_peaks.take(j / 2, word[i]);
+      }
     }
   }
   __device__ __forceinline__ void settle() {
@@ -144,7 +147,12 @@ struct Nvfp4 {
       most = max(most, __shfl_xor_sync(~0u, most, 8));
       const u32 scales = scales_of(__uint_as_float(most), __uint_as_float(most), 0);
       if (a.rowwise) encode_rows(tile, [&](int) { return scales; });
-      if (a.columnwise) encode_columns(tile, tile.row, [&](int) { return scales; });
+      if (a.columnwise) {
+        encode_columns(tile, [&](int j, Line(&line)[2]) {
+          lines_of_columns(tile.row, j, line);
+          return scales;
+        });
+      }
     } else {
       if (!Part::kColumns || a.rowwise) {
         Peaks<X> own = Peaks<X>::of_rows(tile.row);
@@ -152,15 +160,25 @@ struct Nvfp4 {
         encode_rows(tile, [&](int i) { return scales_of(own[i], own[i + 1], 0); });
       }
       if (!Part::kColumns || !a.columnwise) return;
-      Vec<X, kRun> turned[kRun];
-      if constexpr (kTransformed) hadamard(tile.row, turned);
-      const auto& row = [&]() -> const Vec<X, kRun>(&)[kRun] {
-        if constexpr (kTransformed) return turned;
-        else return tile.row;
-      }();
-      Peaks<X> own = Peaks<X>::of_columns(row);
-      own.exchange(8);
-      encode_columns(tile, row, [&](int j) { return scales_of(own[j], own[j + 1], kAmaxes - 1); });
+      if constexpr (kTransformed) {
+        encode_columns(tile, [&](int j, Line(&line)[2]) {
+          u32 word[kRun];
+          hadamard(tile.row, j, word);
+          lines_of_words<X>(word, line);
+          Peaks<X> own;
+#pragma unroll
+          for (int i = 0; i < kRun; ++i) own.take(0, word[i]);
+          const u32 most = larger<X>(own.word[0], __shfl_xor_sync(~0u, own.word[0], 8));
+          return scales_of(Peaks<X>::value(most, 0), Peaks<X>::value(most, 1), 1);
+        });
+      } else {
+        Peaks<X> own = Peaks<X>::of_columns(tile.row);
+        own.exchange(8);
+        encode_columns(tile, [&](int j, Line(&line)[2]) {
+          lines_of_columns(tile.row, j, line);
+          return scales_of(own[j], own[j + 1], 0);
+        });
+      }
     }
   }
   // `scales_of_rows(i)`: the scales of the rows i and i + 1, i even.
@@ -185,19 +203,17 @@ struct Nvfp4 {
     shared.data.rowwise.flush(a.rowwise_scales, tile.first_row, tile.first_col / kBlock, a.cols / kBlock);
     __syncthreads();
   }
-  // The same of columns.
-  template <class Scales>
-  __device__ __forceinline__ void encode_columns(const Tile<X, Fill>& tile, const Vec<X, kRun> (&row)[kRun],
-                                                 Scales scales_of_columns) {
+  // The same of columns: `lines_of(j, line)` fetches the columns j and j + 1, too.
+  template <class Lines>
+  __device__ __forceinline__ void encode_columns(const Tile<X, Fill>& tile, Lines lines_of) {
     char* const codes_at = shared.data.turned.find(Lattice::left(), Lattice::top() / 2);
     const int own = Lattice::lane_down() % 2;
     u8* const scales_at = shared.data.columnwise.find(Lattice::left() + own, Lattice::top() / kBlock);
 #pragma unroll
     for (int j = 0; j < kRun; j += 2) {
       Line line[2];
-      lines_of_columns(row, j, line);
+      const u32 scales = lines_of(j, line);
       const u64 first = u64((tile.first_col + Lattice::left() + j) * a.rows + tile.first_row + Lattice::top()) / kBlock;
-      const u32 scales = scales_of_columns(j);
       u32 word[2];
       codes<8>(line, scales, {first, first + u64(a.rows) / kBlock}, true, word);
 #pragma unroll
