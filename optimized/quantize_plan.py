@@ -74,8 +74,10 @@ def _ctas(work: Work) -> int:
     family, *policies = work.scheme
     if not work.tiles:
         return 3 if SIZES[work.x] == 4 else 4
-    if SIZES[work.x] == 4 or policies[-1] in ("Squares", "Transformed"):
+    if SIZES[work.x] == 4 or policies[-1] == "Transformed":
         return 2
+    if family == "Nvfp4" and policies[0] == "Nearest" and work.whole:
+        return 4
     if not work.columns:
         return 3
     if family == "Mxfp8":
