@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from harness.cases import Call, Case, with_rows
+from harness.cases import Call, Case, for_a_cpu
 from harness.options import Options
 from harness.subject import Subject
 from harness.timing import Meter, interleave
@@ -46,8 +46,8 @@ class Cpu:
         return H200
 
     def cases(self, cases: list[Case]) -> list[Case]:
-        """The cases cut to as many rows as a CPU takes in a moment, each once."""
-        return list(dict.fromkeys(with_rows(case, max(1, ELEMENTS // case.hidden)) for case in cases))
+        """The cases cut to what a CPU takes in a moment, each once."""
+        return list(dict.fromkeys(for_a_cpu(case, ELEMENTS) for case in cases))
 
     def names(self, case: Case, asked: Sequence[str]) -> list[str]:
         """The implementations to measure. torch.compile takes seconds here: it is tried once for each

@@ -171,8 +171,9 @@ class Gpu:
         if not subject.ok or not IMPLEMENTATIONS[subject.name].checked:
             return
         with subject.guarded(self):
+            times = subject.fields["rotation"]["calls"] // subject.fields["rotation"]["inputs"]
             reason = confirm.replayed(
-                subject.case, one.inputs[-1], self.device, one.graph.replay, one.results, twin=twin
+                subject.case, one.inputs[-1], self.device, one.graph.replay, one.results, twin=twin, times=times
             )
             if reason:
                 subject.fail("FAIL_PARITY", f"the timed graph, replayed: {reason}")

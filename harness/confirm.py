@@ -13,22 +13,26 @@ from typing import Any
 
 from harness import guards, parity
 from harness.cases import Call, Case, family_of
+from harness.cases.base import tensors_in
 from harness.device import STAMP_NS
 
 CLOCK_TOLERANCE, CLOCK_SAMPLES = 0.1, 5
 FRESH_SEED = 1_000_003  # of values that neither parity nor timing used
 
 
-def replayed(case: Case, call: Call, device: Any, replay: Callable[[], Any], results: tuple, *, twin=True) -> str:
-    """Why `results`, the memory that `replay()` fills, are wrong for other values of `call`; "" if right. `twin`: see
-    harness.parity.check."""
+def replayed(case: Case, call: Call, device: Any, replay: Callable[[], Any], results: tuple, *, twin=True,
+             times: int = 1) -> str:
+    """Why `results`, the memory that `replay()` fills, are wrong for other values of `call`, which it makes `times`
+    times; "" if right. `twin`: see harness.parity.check."""
+    updated = {tensor.data_ptr() for tensor in family_of(case.function).in_place(call).values()}
+    new = [each for each in tensors_in(results) if each.data_ptr() not in updated]
 
     def run() -> tuple:
-        guards.poison(results)
+        guards.poison(new)
         replay()
         return results
 
-    return _judged(case, call, device, run, twin)
+    return _judged(case, call, device, run, twin, times)
 
 
 def called(case: Case, call: Call, device: Any, run: Callable[[Call], tuple], *, twin=True) -> str:
@@ -61,7 +65,7 @@ def clock(device: Any) -> str:
     return f"events say {found:.1f} µs of a kernel that counts {counted:.1f} µs"
 
 
-def _judged(case: Case, call: Call, device: Any, run: Callable[[], tuple], twin: bool) -> str:
+def _judged(case: Case, call: Call, device: Any, run: Callable[[], tuple], twin: bool, times: int = 1) -> str:
     device.wait()  # what a function left running elsewhere may write to memory that is free by now
     family = family_of(case.function)
     fresh = family.make(case, call.tensors()[0].device, FRESH_SEED)
@@ -75,4 +79,4 @@ def _judged(case: Case, call: Call, device: Any, run: Callable[[], tuple], twin:
         device.release()
     device.wait()
     del fresh
-    return parity.after(case, call, copies, before, twin=twin)
+    return parity.after(case, call, copies, before, twin=twin, times=times)

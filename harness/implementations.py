@@ -8,7 +8,7 @@ import itertools
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy
 import torch
 
 import reference
+from harness import rivals
 from harness.cases import Call, Case, family_of
 
 ROTATION_BYTES = 256 << 20
@@ -34,7 +35,8 @@ class Implementation:
 
     `available()` says why it cannot run here, or None; `prepare(case, call)` gives what is timed: a function
     of a call that returns the results. `checked` is False where there are no results to compare, `twin` where they
-    need not be the reference's to the bit: a compiler may divide and round in its own way.
+    need not be the reference's to the bit: a compiler may divide and round in its own way. `functions`: those that it
+    computes, None for all.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Implementation:
     prepare: Callable[[Case, Call], Callable[[Call], tuple]]
     checked: bool = True
     twin: bool = True
+    functions: tuple[str, ...] | None = None
 
 
 def _always() -> str | None:
@@ -120,6 +123,14 @@ def _compiled(case: Case, call: Call) -> Callable[[Call], tuple]:
     return run
 
 
+def _cublas(case: Case, call: Call) -> Callable[[Call], tuple]:
+    return rivals.cublas(case)
+
+
+def _unfused(case: Case, call: Call) -> Callable[[Call], tuple]:
+    return rivals.unfused(case)
+
+
 def _copy(case: Case, call: Call) -> Callable[[Call], tuple]:
     """A copy of half the case's bytes: read and written, they are as many as the case reads and writes."""
     half, device = family_of(case.function).work(case).bytes // 2, call.tensors()[0].device
@@ -160,6 +171,19 @@ IMPLEMENTATIONS = {each.name: each for each in (
     Implementation("reference", _always, _reference),
     Implementation("compiled", _compiler_missing, _compiled, twin=False),
     Implementation("optimized", _gpu_missing, _optimized),
+    Implementation("cublas", _cuda_missing, _cublas, twin=False, functions=tuple(rivals.CUBLAS)),
+    Implementation("unfused", _cuda_missing, _unfused, twin=False, functions=tuple(rivals.UNFUSED)),
     Implementation("copy", _always, _copy, checked=False),
 )}
 """Name -> implementation, in the order of tables."""
+
+
+def suited(case: Case, names: Sequence[str], asked: bool) -> list[str]:
+    """Those of the implementations that compute the function of the case.
+
+    Unless it is `asked` for, what multiplies matrices in float32 is not timed beside cuBLAS: the reference proves what is
+    right, and would take most of a run.
+    """
+    found = [name for name in names if (of := IMPLEMENTATIONS[name].functions) is None or case.function in of]
+    slow = () if asked or "cublas" not in found else ("reference", "compiled")
+    return [name for name in found if name not in slow]

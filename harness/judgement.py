@@ -16,8 +16,10 @@ from harness.quantized import flattened
 from reference.tensors import QuantizedTensor
 
 CREDIBLE = 2.0**-19
-"""A reference may be off by one ulp of the output dtype and 32 roundings of float32; else it proves
-nothing."""
+"""A reference may be off by one ulp of the output dtype and 32 roundings of float32, and by what its family grants it;
+else it proves nothing."""
+MANY = 4096
+"""Of so many values the largest error and the rms error are no matter of luck."""
 LUCK = 2.0**-23
 """A reference's error counts as at least this, one float32 ulp: one that is smaller in the few values of a
 small output is luck, and says nothing about how exact float32 arithmetic in another order can be."""
@@ -37,11 +39,11 @@ class Judged:
 
 def judge(
     case: Case, call: Call, pairs: dict[str, tuple], count: Callable[[str, Comparison], None],
-    allowance: Allowance | None,
+    allowance: Allowance | None, times: int = 1, *, twin: bool = True,
 ) -> Judged:
     """Errors of every output against the oracle. `pairs`: name -> what the function and the reference gave.
 
-    `count` takes what was counted of an output, right or wrong. `allowance`: see Family. Raises Wrong with what is wrong
+    `times`: how often both were called, where that accumulates. `twin`: see harness.parity.check. `count` takes what was counted of an output, right or wrong. `allowance`: see Family. Raises Wrong with what is wrong
     with the first output that is not what it should be.
     """
     family = family_of(case.function)
@@ -50,11 +52,13 @@ def judge(
             count(name, comparison)
             if comparison.reason:
                 raise Wrong(comparison.reason)
-    measured = _measured(case, call, {name: pairs[name] for name in family.outputs if name})
-    judged = Judged({}, {})
+    measured = _measured(case, call, {name: pairs[name] for name in family.outputs if name in pairs}, times)
+    judged, credible = Judged({}, {}), CREDIBLE + family.loosely(call)
     for name, (found, wanted) in measured.items():
         if isinstance(wanted, Accuracy):
-            _demand_accuracy(name, found, wanted, pairs[name][0].dtype)
+            _demand_accuracy(name, found, wanted, pairs[name][0].dtype, credible)
+            if family.closer and twin:
+                _demand_closer(name, found, wanted, pairs[name][0])
             judged.errors[name] = {"max": found.max, "rms": found.rms,
                                    "reference_max": wanted.max, "reference_rms": wanted.rms}
         else:
@@ -76,14 +80,15 @@ def _compared(case: Case, name: str, pair: tuple, allowance: Allowance | None) -
     return comparison.values(found, wanted) if allowance == EXACT else None
 
 
-def _measured(case: Case, call: Call, outputs: dict[str, tuple]) -> dict[str, tuple]:
+def _measured(case: Case, call: Call, outputs: dict[str, tuple], times: int) -> dict[str, tuple]:
     """What the oracle has to say of each output of the function, and of the reference, in one pass over it; once where
     the two have the same bits."""
     meters = {}
     for name, (found, wanted) in outputs.items():
         alike = all(map(same_bits, flattened(name, found).values(), flattened(name, wanted).values()))
         meters[name] = [_Meter(wanted, call)] if alike else [_Meter(found, call), _Meter(wanted, call)]
-    for part in family_of(case.function).expected(call):
+    family = family_of(case.function)
+    for part in family.expected(call, times) if family.accumulates else family.expected(call):
         for meter in meters[part.name]:
             meter.add(part)
     results = {name: [meter.result() for meter in of] for name, of in meters.items()}
@@ -103,7 +108,7 @@ class _Meter:
             self._of.add(part)
             return
         value, result = part.value, self._result
-        rows = result.reshape(-1) if value.dim() == 1 else result.reshape(-1, value.shape[-1])
+        rows = result.reshape(-1) if value.dim() == 1 else result.reshape(result.shape[:-1].numel(), value.shape[-1])
         self._of.add(rows[part.where], part)
 
 
@@ -120,8 +125,10 @@ def _losses(name: str, found: dict, wanted: dict, allowance: Allowance) -> dict[
             for side, figures in found.items()}
 
 
-def _demand_accuracy(name: str, found: Accuracy, wanted: Accuracy, dtype: torch.dtype) -> None:
-    if wanted.misplaced or not wanted.within(CREDIBLE, CREDIBLE):
+def _demand_accuracy(
+    name: str, found: Accuracy, wanted: Accuracy, dtype: torch.dtype, credible: float
+) -> None:
+    if wanted.misplaced or not wanted.within(credible, credible):
         raise Wrong(f"{name}: the reference itself is off by {wanted.max:.2e}, "
                      f"with {wanted.misplaced} NaN or infinite values on one side only")
     if found.misplaced:
@@ -132,3 +139,10 @@ def _demand_accuracy(name: str, found: Accuracy, wanted: Accuracy, dtype: torch.
         stray = f"; {found.stray} infinities where the oracle is finite" if found.stray else ""
         raise Wrong(f"{name}: error max {found.max:.2e}, rms {found.rms:.2e}; the reference has "
                      f"{wanted.max:.2e}, {wanted.rms:.2e}; allowed: twice that and one ulp of {dtype}{stray}")
+
+
+def _demand_closer(name: str, found: Accuracy, wanted: Accuracy, output: torch.Tensor) -> None:
+    if output.element_size() == 2 and output.numel() >= MANY and (
+            found.max > max(wanted.max, LUCK) or found.rms > max(wanted.rms, LUCK)):
+        raise Wrong(f"{name}: error max {found.max:.2e}, rms {found.rms:.2e}; the composition, which rounds more often, "
+                    f"has {wanted.max:.2e}, {wanted.rms:.2e}: at most that is allowed")

@@ -66,6 +66,7 @@ class _Record:
     """What is allowed, and what has been observed so far."""
 
     allowance: Allowance | None
+    twin: bool = True
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
     flags: dict[str, bool | None] = field(default_factory=lambda: dict.fromkeys(
         ("guards_ok", "fully_written", "inputs_unchanged", "bitwise_repeatable")))
@@ -109,7 +110,7 @@ def check(case: Case, run: Run, device, seeds=SEEDS, adversarial: bool = True, a
     where the package has none. Exceptions of `run` are the caller's to catch.
     """
     reason, family = "", family_of(case.function)
-    record = _Record(_allowance(case, twin))
+    record = _Record(_allowance(case, twin), twin)
     try:
         call = family.make(case, device, seeds[0])
         for seed in seeds:
@@ -135,21 +136,23 @@ def few_rows(case: Case) -> Case:
     return with_rows(case, WHOLE_ROWS if whole else ADVERSARIAL_ROWS)
 
 
-def after(case: Case, call: Call, results: Any, before: dict[str, Tensor] | None = None, *, twin: bool = True) -> str:
+def after(case: Case, call: Call, results: Any, before: dict[str, Tensor] | None = None, *, twin: bool = True,
+          times: int = 1) -> str:
     """Why `results` are wrong for `call`; "" if they are right.
 
     For what a timed path left behind when it was replayed once: poison its outputs with
     `harness.guards.poison` before the replay. The tolerance is that of `check`. What the replay made of the inputs that
-    are updated in place is judged, too: `before` holds, by name, what they were.
+    are updated in place is judged, too: `before` holds, by name, what they were, `times` how often the call was made.
     """
     updated = family_of(case.function).in_place(call)
     taken = tuple(tensor.clone() for tensor in updated.values())
     for name, tensor in (before or {}).items():
         updated[name].copy_(tensor)
-    exact = _reference(case, call, Restored(updated))
+    exact = _reference(case, call, Restored(updated), times if updated else 1)
     try:
         pairs = _together(_names(case, call), (*_tuple(results), *taken), exact)
-        judge(case, call, pairs, lambda name, comparison: None, _allowance(case, twin))
+        judge(case, call, pairs, lambda name, comparison: None, _allowance(case, twin), times if updated else 1,
+              twin=twin)
     except Wrong as wrong:
         return str(wrong)
     return ""
@@ -183,17 +186,19 @@ def _trial(case: Case, call: Call, run: Run, allocator, record: _Record) -> Judg
         record.demand("inputs_unchanged", before.unchanged(), "an input was changed")
     (ones, ones_guard), (zeros, zeros_guard) = runs
     del before
-    _same_form(names, ones, exact)
-    _same_form(names, zeros, exact)
+    updated = family_of(case.function).in_place(call)
+    _same_form(names, ones, exact, updated)
+    _same_form(names, zeros, exact, updated)
     if allocator is not None:
         intact = ones_guard.intact() and zeros_guard.intact()
         record.demand("guards_ok", intact, "memory beside an output or workspace was overwritten")
         allocated = len(family_of(case.function).outputs)
-        _demand_written(_pairs(names[:allocated], ones, zeros), ones_guard, zeros_guard, record)
+        made = [None if name in updated else name for name in names[:allocated]]
+        _demand_written(_pairs(made, ones, zeros), ones_guard, zeros_guard, record)
     for name, one, zero in _pairs(names, ones, zeros):
         same = same_bits(one, zero)
         record.demand("bitwise_repeatable", same, f"{name}: two runs on the same input differ")
-    return judge(case, call, _together(names, ones, exact), record.count, record.allowance)
+    return judge(case, call, _together(names, ones, exact), record.count, record.allowance, twin=record.twin)
 
 
 def _names(case: Case, call: Call) -> tuple[str | None, ...]:
@@ -203,13 +208,14 @@ def _names(case: Case, call: Call) -> tuple[str | None, ...]:
 
 
 def _together(names, results: tuple, exact: tuple) -> dict[str, tuple]:
-    """Name -> result and reference, of those that there are."""
-    return {name: (found, wanted) for name, found, wanted in zip(names, results, exact) if name}
+    """Name -> result and reference, of those that there are; of a result that was updated in place what was taken."""
+    return {name: (found, wanted) for name, found, wanted in zip(names, results, exact) if name and wanted is not None}
 
 
 def _pairs(names, ones: tuple, zeros: tuple) -> list[tuple[str, Tensor, Tensor]]:
     """Name and tensors of each result that there is, of a quantized one those of each field."""
-    both = [(flattened(name, one), flattened(name, zero)) for name, one, zero in zip(names, ones, zeros) if name]
+    both = [(flattened(name, one), flattened(name, zero)) for name, one, zero in zip(names, ones, zeros)
+            if name and one is not None]
     return [(name, one, zeros[name]) for ones, zeros in both for name, one in ones.items()]
 
 
@@ -231,17 +237,19 @@ def _poisoned(run: Run, call: Call, allocator, value: int, state: Restored) -> t
         return (*_tuple(run(call)), *state.take()), guard
 
 
-def _reference(case: Case, call: Call, state: Restored) -> tuple:
-    return (*_tuple(getattr(reference, case.function)(*call.args, **call.kwargs)), *state.take())
+def _reference(case: Case, call: Call, state: Restored, times: int = 1) -> tuple:
+    for _ in range(times):
+        results = _tuple(getattr(reference, case.function)(*call.args, **call.kwargs))
+    return (*results, *state.take())
 
 
 def _tuple(results: Any) -> tuple:
     return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
 
-def _same_form(names, results: tuple, exact: tuple) -> None:
+def _same_form(names, results: tuple, exact: tuple, updated: dict[str, Tensor]) -> None:
     """As many results as the reference has, None where it has None, of its type, with its shapes, dtypes and device;
-    dense, and without an autograd graph."""
+    dense, where they are new, and without an autograd graph."""
     if len(results) != len(exact):
         raise Wrong(f"{len(results)} results instead of {len(exact)}")
     for name, *pair in zip(names, results, exact):
@@ -249,7 +257,7 @@ def _same_form(names, results: tuple, exact: tuple) -> None:
         if forms[0] != forms[1]:
             raise Wrong(f"{name}: {forms[0]} instead of {forms[1]}")
         for part, tensor in flattened(name, pair[0]).items():
-            if not tensor.is_contiguous():
+            if name not in updated and not tensor.is_contiguous():
                 raise Wrong(f"{part}: strides {tensor.stride()} are not those of a contiguous tensor")
             if tensor.requires_grad:
                 raise Wrong(f"{part}: carries an autograd graph")

@@ -6,14 +6,18 @@ from typing import Any
 
 from harness import options as chosen
 from harness.case_run import blank
-from harness.cases import FAMILIES, Case, family_of
+from harness.cases import FAMILIES, PRODUCTS, Case, family_of
 from harness.folder import Known
+from harness.implementations import suited
 from harness.options import Options
 
 COPY_TBS = 4.28  # of an H200: what the estimates stand on
+PRODUCT_TFLOPS = {"bf16": 700.0, "fp16": 700.0, "fp32": 50.0}
 CASE_S, REPLICATE_S, PASSES = 0.6, 0.3, 6300
 """A case takes about CASE_S, REPLICATE_S for each replicate, and PASSES times its bytes at the copy rate: fitted to a run
 of the llm sweep in five replicates."""
+PRODUCT_PASSES = 1500
+"""Of a matrix product, whose calls are long, and whose reference is checked but not timed: reckoned, not fitted."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,15 @@ class Task:
 
 def about_s(case: Case, replicates: int = 1) -> float:
     """A rough guess of what a case, parity included, takes on an H200."""
-    return CASE_S + REPLICATE_S * replicates + PASSES * limit_us(case) / 1e6
+    passes = PRODUCT_PASSES if case.function in PRODUCTS else PASSES
+    return CASE_S + REPLICATE_S * replicates + passes * limit_us(case) / 1e6
 
 
 def limit_us(case: Case) -> float:
-    """The time of an H200 that moves the bytes of the case at its copy rate."""
-    return family_of(case.function).work(case).bytes / COPY_TBS / 1e6
+    """The time of an H200 that moves the bytes of the case at its copy rate, and multiplies at that of its products."""
+    work = family_of(case.function).work(case)
+    rate = PRODUCT_TFLOPS.get(work.operands, PRODUCT_TFLOPS["fp32"]) if case.function in PRODUCTS else 1e9
+    return max(work.bytes / COPY_TBS, work.flops / rate) / 1e6
 
 
 def share(cases: Sequence[Case], shard: tuple[int, int]) -> list[Case]:
@@ -67,7 +74,10 @@ def tasks(options: Options, cpu: Any = None) -> tuple[list[Case], list[Task]]:
     asked, names = chosen.cases(options), chosen.implementations(options)
     cases = cpu.cases(asked) if cpu else asked
     replicates = options.limits.replicates
-    every = {case: Task(case, tuple(cpu.names(case, names) if cpu else names), replicates) for case in cases}
+    every = {}
+    for case in cases:
+        suits = suited(case, names, bool(options.implementations))
+        every[case] = Task(case, tuple(cpu.names(case, suits) if cpu else suits), replicates)
     mine = [every[case] for case in share(cases, options.shard)]
     families = list(dict.fromkeys(task.family for task in mine))
     return asked, sorted(mine, key=lambda task: families.index(task.family))

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 
-from harness import norm_sweeps, quantization_sweeps
+from harness import linear_sweeps, norm_sweeps, quantization_sweeps
 from harness.cases import DTYPES, FAMILIES, NORMS, RECIPES, Case, accepted, family_of, known
 
 _UNLISTED_HIDDEN = (3072, 6144, 7168, 10240, 20480)
@@ -22,7 +22,7 @@ def smoke() -> list[Case]:
     quantize, dequantize and the forward norms."""
     shapes = (((4096, 4096), "bf16"), ((512, 2048), "bf16"), ((256, 8192), "fp16"), ((33, 1023), "fp32"))
     norms = [Case(function, shape, dtype) for function in NORMS for shape, dtype in shapes]
-    return norms + norm_sweeps.smoke() + quantization_sweeps.smoke()
+    return norms + norm_sweeps.smoke() + quantization_sweeps.smoke() + linear_sweeps.smoke()
 
 
 def llm() -> list[Case]:
@@ -40,31 +40,33 @@ def llm() -> list[Case]:
         Case("layernorm_bwd", (4096, 4096), "fp32"),
         *norm_sweeps.llm(),
         *quantization_sweeps.llm(),
+        *linear_sweeps.llm(),
     ]
 
 
 def unlisted() -> list[Case]:
     """Hidden sizes between the well-known ones, with one row, few, many and very many: 100 bf16 cases."""
     shapes = [(rows, hidden) for hidden in _UNLISTED_HIDDEN for rows in (1, 7, 2048, 50000)]
-    return [Case(function, shape) for function in NORMS for shape in shapes]
+    return [Case(function, shape) for function in NORMS for shape in shapes] + linear_sweeps.unlisted()
 
 
+linear = linear_sweeps.linear
 quantize, norms = quantization_sweeps.quantize, norm_sweeps.norms
 
 
 def edge() -> list[Case]:
     """Odd, tiny, wide and empty shapes; every mix of dtypes; layouts; ranks; options. Little memory each."""
     norms = [*_edge_shapes(), *_edge_dtypes(), *_edge_options(), *_edge_ranks()]
-    return norms + norm_sweeps.edge() + quantization_sweeps.edge()
+    return norms + norm_sweeps.edge() + quantization_sweeps.edge() + linear_sweeps.edge()
 
 
 def everything() -> list[Case]:
     """All cases of all sweeps, each once."""
-    return list(dict.fromkeys(case for sweep in (smoke, llm, unlisted, norms, quantize, edge) for case in sweep()))
+    return list(dict.fromkeys(case for sweep in (smoke, llm, unlisted, norms, quantize, linear, edge) for case in sweep()))
 
 
 SWEEPS: dict[str, Callable[[], list[Case]]] = {
-    "smoke": smoke, "llm": llm, "unlisted": unlisted, "norms": norms, "quantize": quantize,
+    "smoke": smoke, "llm": llm, "unlisted": unlisted, "norms": norms, "quantize": quantize, "linear": linear,
     "edge": edge, "all": everything,
 }
 """Name of a sweep -> the function that lists its cases."""
@@ -114,10 +116,10 @@ def _fitting(given: Iterable[tuple]) -> list[Case]:
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """(4096, 8192) from "4096,8192" or "4096x8192"; ValueError unless all are counts, H is at least
-    1, and a tensor can have that many elements."""
+    """(4096, 8192) from "4096,8192" or "4096x8192"; ValueError unless all are counts, H is at least 1 (but may be 0 as
+    the last of three, K), and a tensor can have that many elements."""
     parts = [part.strip() for part in re.split("[,x]", text)]
-    if not all(part.isascii() and part.isdigit() for part in parts) or int(parts[-1]) < 1:
+    if not all(part.isascii() and part.isdigit() for part in parts) or int(parts[-1]) < (len(parts) != 3):
         raise ValueError(f"shape {text!r} is not of the form 4096x8192, with a hidden size of at least 1")
     shape = tuple(map(int, parts))
     if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:

@@ -18,7 +18,7 @@ def constant_scale(input, scale):
     Source: TransformerEngine, ConstantScale.
     """
     products.scaled("constant_scale", input, scale)
-    return (input.float() * _float32(scale)).to(input.dtype)
+    return (input.float() * _float32(scale)).to(input.dtype).contiguous()
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def add(input, other, *, out=None):
     """
     products.added("add", input, other, out=out)
     total = (input.float() + other.float()).to(input.dtype)
-    return total if out is None else out.copy_(total)
+    return total.contiguous() if out is None else out.copy_(total)
 
 
 def _float32(scale):

@@ -46,13 +46,15 @@ def _is_eps(value) -> bool:
 _NAMED = {
     "gamma_dtype": ("dtype of gamma_dtype", DTYPES), "dz_dtype": ("dtype of dz_dtype", DTYPES),
     "layout": ("layout", LAYOUTS), "format": ("format", FORMATS), "orientation": ("orientation", ORIENTATIONS),
+    "out_dtype": ("dtype of out_dtype", DTYPES), "main_grad": ("dtype of main_grad", DTYPES),
+    "gradients": ("gradients", ("input", "weight")),
     "path": ("path", PATHS),
 }
 _FLAG = ("True or False", lambda value: isinstance(value, bool))
 _VALUED = {
     "zero_centered_gamma": _FLAG, "bias": _FLAG, "eps": ("finite and at least 0", _is_eps),
     "sm_margin": ("a whole number from 0", _is_count), "force_pow_2_scales": _FLAG,
-    "with_2d_quantization": _FLAG, "stochastic_rounding": _FLAG, "with_rht": _FLAG,
+    "with_2d_quantization": _FLAG, "stochastic_rounding": _FLAG, "with_rht": _FLAG, "in_place": _FLAG,
 }
 """Option -> what it may be, in words and as a test."""
 
@@ -68,11 +70,12 @@ def _check_option(key: str, value) -> None:
 class Case:
     """One function at one shape, dtype, recipe and set of options.
 
-    `shape` is that of the input, `(..., H)`. `options` are pairs, kept sorted, so that equal cases compare
-    equal: `gamma_dtype`, `dz_dtype` (dtype names; default: `dtype`), `zero_centered_gamma` (bool), `layout`
+    `shape` is that of the input, `(..., H)`, of a matrix product (M, N, K). `options` are pairs, kept sorted, so that
+    equal cases compare equal: `gamma_dtype`, `dz_dtype` (dtype names; default: `dtype`), `zero_centered_gamma` (bool), `layout`
     (see LAYOUTS), `bias` (False: none), `eps`, `sm_margin`; of a quantizer `orientation` (see ORIENTATIONS; default:
     rowwise), `format` (see FORMATS; default: e4m3), `force_pow_2_scales`, `with_2d_quantization`,
-    `stochastic_rounding`, `with_rht` (bool); of a norm with a quantizer `path` (see PATHS; default: what it chooses).
+    `stochastic_rounding`, `with_rht` (bool); of a norm with a quantizer `path` (see PATHS; default: what it chooses); of a
+    product those of harness.cases.linear.
     """
 
     function: str
@@ -194,8 +197,23 @@ FUSED = Allowance(1e-3, 1e-3, True)
 """Of a cast of what was just computed in float32, perhaps in another order than the reference's."""
 
 
+class Common:
+    """What holds of a family that says nothing else."""
+
+    accumulates = False
+    """Whether inputs that are updated in place depend on how often."""
+
+    closer = False
+    """Whether 16-bit outputs must be at least as near to the oracle as the reference's: they are rounded less often."""
+
+    def loosely(self, call: Call) -> float:
+        """What a reference may be off by, in units, beyond what float32 arithmetic with one rounding is."""
+        return 0.0
+
+
 class Family(Protocol):
-    """What the harness knows of one function; `harness.cases.FAMILIES[function]` is the instance."""
+    """What the harness knows of one function, beside what is Common; `harness.cases.FAMILIES[function]` is the
+    instance."""
 
     outputs: tuple[str | None, ...]
     """Names of the function's results in order; None where the function always returns None."""
@@ -210,7 +228,8 @@ class Family(Protocol):
         """ValueError where the function does not take the case's recipe, options or shape."""
 
     def in_place(self, call: Call) -> dict[str, Tensor]:
-        """The inputs that the function updates, by the name that they have as outputs."""
+        """The inputs that the function updates, by the name that they have as outputs; a result that is one of them has
+        its name."""
 
     def make(self, case: Case, device, seed: int, values: str = "normal") -> Call:
         """Inputs of the case from a seed; `values` is "normal" or one of `adversarial(case)`."""
@@ -219,7 +238,8 @@ class Family(Protocol):
         """The kinds of adversarial values that suit the case."""
 
     def expected(self, call: Call) -> Iterator[Expected]:
-        """The oracle's outputs in stretches small enough that their float64 temporaries fit in memory."""
+        """The oracle's outputs in stretches small enough that their float64 temporaries fit in memory. One that
+        accumulates takes `times`, 1 by default: how often it was called."""
 
     def oracle(self, call: Call) -> dict[str, Tensor]:
         """The oracle's outputs whole: float64, keyed by name, computed from the very values received."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from harness import oracle
 from harness.cases import recipes
 from harness.cases import values as of
-from harness.cases.base import DTYPES, FUSED, RECIPES, Call, Case, Expected, Work, known
+from harness.cases.base import DTYPES, FUSED, RECIPES, Call, Case, Common, Expected, Work, known
 
 CHUNK = 1 << 23
 """Elements of a stretch: the float64 temporaries of a quantized output take about 1 GB."""
@@ -21,7 +21,7 @@ _X_KINDS = ("zero_row", "constant_row", "largest", "subnormals", "outlier", "nan
 _DZ_KINDS = {"dz_zero_row": "zero_row", "dz_largest": "largest_product", "dz_nan": "nan", "dz_inf": "inf"}
 
 
-class _Norm:
+class _Norm(Common):
     """What forward and backward share. `centered` is LayerNorm; `flops` is arithmetic per element of the
     input."""
 

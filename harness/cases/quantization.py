@@ -9,7 +9,7 @@ from torch import Tensor
 from harness import quantized
 from harness.cases import recipes
 from harness.cases import values as of
-from harness.cases.base import DTYPES, EXACT, RECIPES, Call, Case, Expected, Work, known
+from harness.cases.base import DTYPES, EXACT, RECIPES, Call, Case, Common, Expected, Work, known
 from reference.quantization import quantize
 
 CHUNK = 1 << 23
@@ -24,7 +24,7 @@ _CODES = ("codes", "largest_scale", "smallest_scale", "nan_scale", "zero_scale",
 _FLT_MAX = torch.finfo(torch.float32).max
 
 
-class _Quantization:
+class _Quantization(Common):
     """What the two functions share. Everything is compared with the reference to the bit."""
 
     outputs, recipes, allowance = ("output",), RECIPES[1:], EXACT

@@ -31,8 +31,11 @@ _RANDOM = 0x5EED_0123_4567_89AB  # the seed of stochastic rounding: both words c
 _OFFSET = 1 << 33
 
 
-def check(case: Case, others: tuple[str, ...]) -> None:
-    """ValueError where the recipe does not take the case's shape, or an option that is not among `others`."""
+def check(case: Case, others: tuple[str, ...], least: int = 1) -> None:
+    """ValueError where the recipe does not take the case's shape, or an option that is not among `others`, or rows have
+    fewer elements than `least`."""
+    if case.hidden < least:
+        raise ValueError(f"{case.function} needs rows of at least {least} element")
     for key, _ in case.options:
         if key not in OPTIONS[case.recipe] and key not in others:
             raise ValueError(f"{case.function} with recipe {case.recipe} has no option {key}")

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from harness import memory, parity, rows, schedule
 from harness.backend_cpu import Cpu
 from harness.case_run import blank
-from harness.cases import FAMILIES, NORMS, Case
+from harness.cases import FAMILIES, NORMS, PRODUCTS, Case
 from harness.folder import Known
 from harness.implementations import IMPLEMENTATIONS
 from harness.options import Options, UsageError, cases, of_launcher, parse_devices, parse_shard
@@ -45,8 +45,8 @@ def test_families_come_one_after_the_other(monkeypatch):
 
     monkeypatch.setitem(FAMILIES, "rmsnorm_fwd", Other(FAMILIES["rmsnorm_fwd"]))
     found = [task.family for task in schedule.tasks(Options())[1]]
-    assert len(set(found)) == 3 and found == sorted(found, key=found.index)
-    assert sum(a != b for a, b in zip(found, found[1:])) == 2
+    assert len(set(found)) == 5 and found == sorted(found, key=found.index)
+    assert sum(a != b for a, b in zip(found, found[1:])) == 4
 
 
 def test_a_process_of_torchrun_has_its_share_its_gpu_and_its_folder(tmp_path):
@@ -132,7 +132,7 @@ KINDS = {(case.function, case.recipe): case for case in reversed(cases(Options(s
 
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
 def test_memory_covers_what_parity_holds_and_not_much_more(kind):
-    case = replace(KINDS[kind], shape=(256, 512))
+    case = replace(KINDS[kind], shape=(256, 512, 384) if kind[0] in PRODUCTS else (256, 512))
     run = IMPLEMENTATIONS["reference"].prepare(case, None)
     with Peak() as peak:
         assert parity.check(case, run, "cpu", adversarial=False).ok

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cases import DTYPES, FAMILIES, NORMS, RECIPES, Case, accepted, recipes
+from harness.cases import DTYPES, FAMILIES, NORMS, PRODUCTS, RECIPES, Case, accepted, recipes
 from harness.sweeps import SWEEPS, edge, everything, llm, parse_shape, select, smoke, sweep, unlisted
 
 PEERS = Path(__file__).parents[2] / "results/nvidia-h200/peers.csv"
@@ -21,11 +21,15 @@ def norms(cases):
 
 
 def elements(case):
+    """Of the largest tensor."""
+    if case.function in PRODUCTS:
+        m, n, k = case.shape
+        return max(m * n, m * k, n * k)
     return case.rows * case.hidden
 
 
 def test_smoke_is_quick_and_covers_every_function():
-    assert len(smoke()) == 38 and functions(smoke()) == set(FAMILIES)
+    assert len(smoke()) == 51 and functions(smoke()) == set(FAMILIES)
     assert {case.recipe for case in smoke()} == set(RECIPES)
     assert max(map(elements, smoke())) <= 1 << 24
 
@@ -36,13 +40,13 @@ def test_llm_is_sixty_cases_with_every_unquantized_norm_of_the_peers():
     with PEERS.open(newline="") as file:
         listed = {(row["function"], row["shape"]) for row in csv.DictReader(file)
                   if row["function"] in FAMILIES}
-    assert len(listed) == 52
-    plain = [case for case in cases if case.dtype == "bf16" and not case.options]
+    assert len([function for function, _ in listed if function in NORMS]) == 52
+    plain = [case for case in llm() if case.dtype == "bf16" and case.recipe == "none" and not case.options]
     assert listed <= {(case.function, case.shape_text) for case in plain}
 
 
 def test_unlisted_is_every_function_at_hidden_sizes_in_between():
-    cases = unlisted()
+    cases = norms(unlisted())
     assert len(cases) == 5 * 5 * 4 and {case.dtype for case in cases} == {"bf16"}
     assert {case.hidden for case in cases} == {3072, 6144, 7168, 10240, 20480}
     assert {case.rows for case in cases} == {1, 7, 2048, 50000}
@@ -83,7 +87,7 @@ def test_select_by_name():
     assert functions(select(llm(), function="rmsnorm_fwd,rmsnorm_bwd")) == {"rmsnorm_fwd", "rmsnorm_bwd"}
     assert functions(select(llm(), function=["layernorm_fwd"])) == {"layernorm_fwd"}
     assert [case.dtype for case in select(llm(), dtype="fp32")] == ["fp32"]
-    assert select(llm(), recipe="none") == norms(llm())
+    assert select(llm(), recipe="none", function=NORMS) == norms(llm())
     assert {case.recipe for case in select(smoke(), recipe="mxfp8,nvfp4")} == {"mxfp8", "nvfp4"}
 
 
@@ -102,7 +106,8 @@ def test_a_shape_of_ones_own_makes_cases_for_what_is_chosen():
     assert select(smoke(), shape="12x345", function="rmsnorm_bwd") == [Case("rmsnorm_bwd", (12, 345))]
     assert select(smoke(), shape=["3,4,500"], function="rmsnorm_bwd", dtype="fp16,fp32") == [
         Case("rmsnorm_bwd", (3, 4, 500), "fp16"), Case("rmsnorm_bwd", (3, 4, 500), "fp32")]
-    assert functions(select(smoke(), shape="12x345")) == set(FAMILIES)
+    assert functions(select(smoke(), shape="12x345")) == set(FAMILIES) - set(PRODUCTS)
+    assert functions(select(smoke(), shape="12x34x0")) == set(PRODUCTS)
     mixed = select(llm(), shape=["4096x8192", "12x345"], function="rmsnorm_fwd", recipe="none")
     assert mixed == [Case("rmsnorm_fwd", (4096, 8192)), Case("rmsnorm_fwd", (12, 345))]
 
@@ -124,7 +129,7 @@ def test_a_wrong_filter_is_one_clear_error(filters, words):
 
 
 def test_an_unknown_sweep_lists_those_known():
-    with pytest.raises(ValueError, match="unknown sweep 'ci'; known: smoke, llm, unlisted, norms, quantize, edge, all"):
+    with pytest.raises(ValueError, match="unknown sweep 'ci'; known: smoke, llm, unlisted, norms, quantize, linear, edge, all"):
         sweep("ci")
 
 
@@ -161,6 +166,15 @@ def test_norms_have_every_quantized_norm_of_the_peers():
         listed = {(row["function"], row["shape"]) for row in csv.DictReader(file)
                   if "norm_fwd_fp8" in row["function"]}
     assert len(listed) == 78 and listed <= held
+
+
+def test_products_are_at_the_sizes_of_the_peers_and_between_them():
+    for name, at_least in (("llm", 80), ("unlisted", 84), ("linear", 120), ("smoke", 9), ("edge", 90)):
+        found = [case for case in sweep(name) if case.function in PRODUCTS]
+        assert len(found) >= at_least and functions(found) >= set(PRODUCTS) - ({"linear_bwd"} if name == "unlisted" else set())
+    assert {1, 16, 100, 3000} == {case.shape[0] for case in unlisted() if case.function in PRODUCTS}
+    sides = {side for case in unlisted() if case.function in PRODUCTS for side in case.shape[1:]}
+    assert sides >= {3072, 6144, 7168, 11008, 18432, 28672}
 
 
 def test_norms_have_each_fused_path_beside_the_unfused_one():
