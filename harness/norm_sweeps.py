@@ -45,8 +45,8 @@ def llm() -> list[Case]:
 
 
 def norms() -> list[Case]:
-    """What quantized norms must reach: every recipe, rowwise and both ways, at the sizes of well-known models; at others;
-    and by two launches at some, so that the gain of each fusion is a row."""
+    """What quantized norms must reach: every recipe, rowwise and both ways, at the sizes of well-known models and at
+    others; and by two launches at some, so that the gain of each fusion is a row."""
     return list(dict.fromkeys([
         *(_case(*kind[:1], shape, *kind[1:], options)
           for shape in MODELS for kind in _TABLE for options in (_ROW, _BOTH)),
@@ -93,7 +93,7 @@ def _edge_blocks() -> Iterable[Case]:
 
 
 def _edge_options() -> Iterable[Case]:
-    """Layouts, dtypes of gamma, zero-centered gamma, no bias, a margin of SMs; formats and options of quantizers; paths."""
+    """Layouts, dtypes of gamma, zero-centered gamma, no bias, a margin of SMs; options of quantizers; paths."""
     mixes = ({"layout": "strided"}, {"layout": "offset"}, {"layout": "expanded"}, {"layout": "transposed"},
              {"gamma_dtype": "fp32"}, {"zero_centered_gamma": True}, {"sm_margin": 16}, {"path": "unfused"})
     for i, recipe in enumerate(QUANTIZED):

@@ -1,0 +1,191 @@
+"""Norms with quantized outputs on a GPU: the reference's bytes, by every recipe, orientation and path, over odd shapes,
+dtypes and values; the same in every run, in CUDA graphs, on other streams."""
+
+import pytest
+import torch
+
+import optimized
+import reference
+from harness.cases import FUSED
+from harness.mismatches import Comparison
+from harness.tests.quantize_cases import DTYPES, Recipe, difference, guarded, recipes, values
+from optimized import jit, normalization
+from optimized.launch import allocator, chip
+from optimized.normalization import Path, forced_path
+from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
+
+pytestmark = pytest.mark.gpu
+
+DEVICE, EPS = "cuda", 1e-5
+FUNCTIONS = ("layernorm_fwd", "rmsnorm_fwd")
+RECIPES = recipes()
+SHAPES = ((32, 32), (33, 96), (7, 31), (1, 64), (160, 264), (96, 1056), (256, 512), (64, 4096), (32, 5120), (130, 48),
+          (32, 16384), (64, 20480), (3, 40000), (32, 65536), (2, 300_000))
+KINDS = ("normal", "heavy", "nan", "inf", "zeros", "negative_zeros", "outlier", "tiny", "huge")
+
+
+def operands(function, shape, dtype, kind="heavy", gamma=None, seed=0):
+    x = values(kind, shape, dtype, DEVICE, seed)
+    source = torch.Generator().manual_seed(seed)
+    weight, bias = ((start + 0.2 * torch.randn(shape[-1], generator=source)).to(gamma or dtype).to(DEVICE)
+                    for start in (1, 0))
+    return (x, weight, bias) if function == "layernorm_fwd" else (x, weight)
+
+
+def both(function, given, recipe, **options):
+    """What the twins give, and the amax that each made."""
+    ours, theirs = recipe.make(DEVICE), recipe.make(DEVICE)
+    got = getattr(optimized, function)(*given, EPS, ours, **options)
+    want = getattr(reference, function)(*given, EPS, theirs, **options)
+    return got, want, [getattr(each, "amax", None) for each in (ours, theirs)]
+
+
+def assert_alike(got, want, amaxes, dtype):
+    """Within what semantics allow of what is fused."""
+    assert (type(got[0]), got[0].shape, got[0].dtype) == (type(want[0]), want[0].shape, want[0].dtype)
+    assert Comparison("y", FUSED).tensors(got[0], want[0]).reason == ""
+    if amaxes[0] is not None:
+        assert Comparison("amax", FUSED).amax(*amaxes, dtype).reason == ""
+    for ours, theirs in zip(got[1:], want[1:], strict=True):
+        assert (ours is None) == (theirs is None)
+        assert ours is None or ours.shape == theirs.shape
+
+
+def jobs():
+    """Every recipe with every shape that it takes; functions, dtypes and kinds of values take turns."""
+    i = 0
+    for shape in SHAPES:
+        for recipe in RECIPES:
+            i += 1
+            dtype = DTYPES[i % 3] if recipe.takes(shape, DTYPES[i % 3]) else torch.bfloat16
+            if recipe.takes(shape, dtype):
+                yield recipe, shape, FUNCTIONS[i // 3 % 2], dtype, KINDS[i % len(KINDS)]
+
+
+JOBS = list(jobs())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_ahead():
+    if not torch.cuda.is_available():
+        return
+    here, plans = chip(torch.device(DEVICE, torch.cuda.current_device())), []
+    for recipe, shape, function, dtype, _ in JOBS:
+        x, weight = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(shape[-1], dtype=dtype, device="meta")
+        given = (x, weight, weight) if function == "layernorm_fwd" else (x, weight)
+        plans.append(normalization.plan_of(function, *given, EPS, recipe.make("meta"), chip=here))
+    jit.build([(plan.source, plan.kernel) for plan in plans], here.arch)
+
+
+@pytest.mark.parametrize("number", range(len(JOBS)), ids=lambda number: "-".join(map(str, JOBS[number][1:])))
+def test_the_bytes_of_the_reference(number):
+    recipe, shape, function, dtype, kind = JOBS[number]
+    given = operands(function, shape, dtype, kind)
+    with guarded(0xFF):
+        got, want, amaxes = both(function, given, recipe)
+    assert_alike(got, want, amaxes, dtype)
+    with guarded(0x00):
+        again, *_ = both(function, given, recipe)
+    assert difference(again[0], got[0]) == "", "every byte is written, the same in every run"
+
+
+@pytest.mark.parametrize("recipe", [each for each in RECIPES if not each.options or len(each.options) < 2],
+                         ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_paths_give_the_same(function, recipe):
+    """Where rows are summed up in one order, to the byte: of 4096 columns they are not."""
+    for shape, exact in (((64, 96), True), ((96, 4096), False)):
+        given = operands(function, shape, torch.bfloat16)
+        chosen, want, amaxes = both(function, given, recipe)
+        with forced_path(Path.UNFUSED):
+            unfused, _, others = both(function, given, recipe)
+        assert_alike(unfused, want, others, torch.bfloat16)
+        assert_alike(chosen, unfused, (amaxes[0], others[0]), torch.bfloat16)
+        assert not exact or difference(chosen[0], unfused[0]) == ""
+
+
+def test_an_impossible_path_is_refused_before_memory_is_taken():
+    def allocates(shape, dtype, device):
+        raise AssertionError("memory was allocated before the path was refused")
+
+    given = operands("rmsnorm_fwd", (32, 64), torch.bfloat16)
+    refused = pytest.raises(ValueError, match="rmsnorm_fwd: .*FULLY_FUSED")
+    with allocator(allocates), forced_path(Path.FULLY_FUSED), refused:
+        optimized.rmsnorm_fwd(*given, EPS, NVFP4Quantizer())
+    with forced_path(Path.FULLY_FUSED):
+        optimized.rmsnorm_fwd(*given, EPS, MXFP8Quantizer())
+    with allocator(allocates), forced_path(Path.FUSED_NORM_AMAX_FP8), pytest.raises(ValueError):
+        optimized.rmsnorm_fwd(*given, EPS, MXFP8Quantizer())
+
+
+@pytest.mark.parametrize("columnwise", (False, True))
+def test_amax_grows_and_is_never_cleared(columnwise):
+    x, weight = operands("rmsnorm_fwd", (256, 1024), torch.bfloat16, "normal")
+    quantizer = Float8Quantizer(torch.ones(1, device=DEVICE), torch.zeros(1, device=DEVICE), columnwise=columnwise)
+    seen = []
+    for scale in (1.0, 3.0, 2.0):
+        optimized.rmsnorm_fwd(x, weight * scale, EPS, quantizer)
+        seen.append(float(quantizer.amax))
+    assert seen[0] > 1 and seen[1] == pytest.approx(3 * seen[0], rel=0.01) and seen[2] == seen[1]
+    quantizer.amax.fill_(float("nan"))
+    optimized.rmsnorm_fwd(x, weight, EPS, quantizer)
+    assert quantizer.amax.isnan()
+
+
+@pytest.mark.parametrize("layout", ("strided", "offset", "expanded", "transposed", "narrow gamma"))
+@pytest.mark.parametrize("columnwise", (False, True))
+def test_layouts(layout, columnwise):
+    wide = values("heavy", (64, 232), torch.bfloat16, DEVICE)
+    dense = wide[:, :96].contiguous()
+    x = {"strided": wide[:, 8:104], "offset": wide.view(-1)[1:1 + 64 * 96].view(64, 96),
+         "expanded": wide[:1, :96].expand(64, 96), "transposed": dense.view(96, 64).t()}.get(layout, dense)
+    gamma = torch.randn(97, device=DEVICE)[1:]
+    gamma = gamma.bfloat16() if layout == "narrow gamma" else gamma.contiguous()
+    for cls in (Float8Quantizer, Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer):
+        recipe = Recipe(cls, (), True, columnwise)
+        got, want, amaxes = both("layernorm_fwd", (x, gamma, gamma), recipe, zero_centered_gamma=True)
+        assert_alike(got, want, amaxes, torch.bfloat16)
+
+
+@pytest.mark.parametrize("recipe", RECIPES[:15:2] + RECIPES[-15::3], ids=lambda recipe: recipe.name)
+def test_graphs(recipe):
+    """Captured, and replayed on other values."""
+    given = operands("rmsnorm_fwd", (128, 512), torch.bfloat16)
+    if not recipe.takes((128, 512), torch.bfloat16):
+        pytest.skip("blocks")
+    quantizer = recipe.make(DEVICE)
+    optimized.rmsnorm_fwd(*given, EPS, quantizer)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = optimized.rmsnorm_fwd(*given, EPS, quantizer)
+    given[0].copy_(values("normal", (128, 512), torch.bfloat16, DEVICE, seed=7))
+    for _ in range(2):
+        graph.replay()
+    want = reference.rmsnorm_fwd(*given, EPS, recipe.make(DEVICE))
+    assert Comparison("y", FUSED).tensors(captured[0], want[0]).reason == ""
+
+
+@pytest.mark.parametrize("shape", ((0, 64), (3, 0, 64)))
+def test_no_rows(shape):
+    for recipe in RECIPES:
+        got, want, amaxes = both("rmsnorm_fwd", operands("rmsnorm_fwd", shape, torch.bfloat16, "normal"), recipe)
+        assert_alike(got, want, amaxes, torch.bfloat16)
+        assert difference(got[0], want[0]) == ""
+
+
+@pytest.mark.parametrize("sm_margin", (1, 100, 10_000))
+def test_a_margin_changes_no_byte(sm_margin):
+    given = operands("layernorm_fwd", (512, 1024), torch.bfloat16)
+    for recipe in RECIPES:
+        full, part = (both("layernorm_fwd", given, recipe, sm_margin=each)[0] for each in (0, sm_margin))
+        assert difference(full[0], part[0]) == ""
+
+
+def test_a_row_does_not_depend_on_the_others():
+    """Nor on how many there are, where the scale is not that of the tensor."""
+    x, weight = operands("rmsnorm_fwd", (2048, 1024), torch.bfloat16)
+    for columnwise in (False, True):
+        made = [optimized.rmsnorm_fwd(part, weight, EPS, MXFP8Quantizer(columnwise=columnwise))[0]
+                for part in (x, x[1024:1056])]
+        data = [each.columnwise_data if columnwise else each.rowwise_data for each in made]
+        assert torch.equal(data[0][1024:1056].view(torch.uint8), data[1].view(torch.uint8))
