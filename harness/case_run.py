@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from harness import audit, compile_report, memory, parity, rows
+from harness import audit, compile_report, memory, parity, pipelines, rows
 from harness.cases import FAMILIES, Call, Case
 from harness.implementations import IMPLEMENTATIONS
 from harness.options import repeat_command
@@ -147,7 +147,7 @@ class CaseRun:
         """Inputs once for the case, and what is checked and timed: the same function both times."""
         if self.call is None:
             self.call = self.family.make(self.case, self.backend.name, self.common["seed"])
-        subject.fields |= work_fields(self.family.work(self.case))
+        subject.fields |= work_fields(self.family.work(self.case)) | pipelines.row_fields(self.case)
         subject.run = IMPLEMENTATIONS[subject.name].prepare(self.case, self.call)
 
     def _check(self, subject: Subject) -> None:
@@ -183,14 +183,15 @@ class CaseRun:
 
 def _compare(ready: list[Subject]) -> None:
     """Write the times of the copy and of the reference, measured in turns with the rest, into every row, and the
-    speed-up over the reference."""
+    speed-up over the reference, or over cuBLAS where it does the same."""
     medians = {
         subject.name: (subject.fields.get("graph_us") or subject.fields.get("warm_us")) for subject in ready
     }
     replicates = {subject.name: (subject.fields.get("replicates") or {}).get("graph_us") for subject in ready}
+    base = replicates.get("cublas") or replicates.get("reference")
     for subject in ready:
         for name in ("copy", "reference"):
             if medians.get(name):
                 subject.fields[f"{name}_us"] = medians[name]["median"]
-        if replicates.get("reference") and replicates[subject.name]:
-            subject.fields["speedup"] = speedup(replicates["reference"], replicates[subject.name])
+        if base and replicates[subject.name]:
+            subject.fields["speedup"] = speedup(base, replicates[subject.name])

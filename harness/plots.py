@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness import peers, style, table
+from harness.cases import PRODUCTS
 from harness.table import errors, time_us
 
 Cases = dict[str, dict[str, dict[str, Any]]]
@@ -19,16 +20,16 @@ BIG = 4_000_000  # bytes; below, the launch is what takes the time
 
 
 def speedup(cases: Cases) -> Figure | None:
-    """Bars of reference time / optimized time by shape, a panel a function, with the 95 % interval over replicates, or
+    """Bars of reference time (of products: cuBLAS's) / optimized time by shape, a panel a function, with the 95 % interval over replicates, or
     without replicates the one that the intervals of both medians allow; the largest shapes where there are many."""
-    found = [of for of in cases.values() if time_us(of.get("optimized")) and time_us(of.get("reference"))]
+    found = [of for of in cases.values() if time_us(of.get("optimized")) and time_us(table.base(of))]
     grouped = _by_function([of for of in found if not of["optimized"]["options"]] or found)
     if not grouped:
         return None
     figure, axes = style.panels(len(grouped), height=2.9)
     for panel, (function, members) in zip(axes, grouped.items()):
         kept = sorted(sorted(members, key=_bytes)[-MOST_BARS:], key=_order)
-        ratios = [_ratio(of["reference"], of["optimized"]) for of in kept]
+        ratios = [_ratio(table.base(of), of["optimized"]) for of in kept]
         middle = [ratio[1] for ratio in ratios]
         spread = [[max(m - low, 0) for low, m, _ in ratios], [max(high - m, 0) for _, m, high in ratios]]
         panel.bar(
@@ -36,12 +37,13 @@ def speedup(cases: Cases) -> Figure | None:
         )
         for x, value in enumerate(middle):
             panel.annotate(
-                f"{value:.1f}", (x, value), (0, 3), textcoords="offset points", ha="center", fontsize=7
+                f"{value:.2f}" if value < 2 else f"{value:.1f}", (x, value), (0, 3), textcoords="offset points", ha="center", fontsize=7
             )
         panel.set_xticks(
             range(len(kept)), [_shape(of["optimized"]) for of in kept], rotation=45, ha="right", fontsize=7
         )
-        panel.set(ylabel="× reference", xlim=(-0.6, max(len(kept), 10) - 0.4))
+        over = "cuBLAS" if function in PRODUCTS else "reference"
+        panel.set(ylabel=f"× {over}", xlim=(-0.6, max(len(kept), 10) - 0.4))
         panel.margins(y=0.12)
         panel.grid(axis="x", visible=False)
         panel.set_title(_title(function, len(kept), len(members)))
@@ -50,13 +52,14 @@ def speedup(cases: Cases) -> Figure | None:
 
 def percent_of_limit(cases: Cases) -> Figure | None:
     """Percent of the limit over hidden size, a panel a function, a series a number of rows; beside each,
-    dashed, the copy of the same bytes. Plain bf16 cases of 4 MB and more; of the row counts, those with the
+    dashed, the copy of the same bytes. Plain bf16 cases of 4 MB and more that are no products; of the row counts, those with the
     most cases."""
     found = [
         of
         for of in cases.values()
         if (of.get("optimized") or {}).get("percent_of_limit")
         and _bytes(of) >= BIG
+        and of["optimized"]["function"] not in PRODUCTS
         and of["optimized"]["dtype"] == "bf16"
         and not of["optimized"]["options"]
     ]

@@ -7,12 +7,14 @@ from statistics import median
 from typing import Any
 
 from harness import folder, peers, rows
+from harness.cases import PRODUCTS
 from harness.ceilings import Ceilings
-from harness.table import cases, errors, gpu_state, ratio, speedup, spread, time_us
+from harness.table import base, cases, errors, gpu_state, ratio, speedup, spread, time_us
 
 FIGURES = {
-    "speedup": "Speed-up of optimized over reference",
+    "speedup": "Speed-up of optimized over reference, of products over cuBLAS",
     "percent_of_limit": "Percent of this GPU's limit",
+    "products": "Percent of the limit: matrix products",
     "time_against_bytes": "Time against bytes moved",
     "error": "Error against the float64 oracle",
     "against_peers": "Recorded peers against optimized",
@@ -20,11 +22,12 @@ FIGURES = {
     "cpu_error": "Error of the references against the float64 oracle",
     "kernels": "Compile report",
 }
-PLAIN = ("speedup", "percent_of_limit", "error", "against_peers", "cpu_error")
+PLAIN = ("speedup", "percent_of_limit", "products", "error", "against_peers", "cpu_error")
 """Figures of what has no recipe; left out where everything has one."""
 ABSENT = {
     "speedup": "No case has graph times of both reference and optimized.",
     "percent_of_limit": "No timed case moves 4 MB or more.",
+    "products": "No matrix product in bf16 was timed.",
     "time_against_bytes": "No optimized function was timed.",
     "error": "No optimized function was checked against the oracle.",
     "against_peers": "No peer is recorded for this GPU at these shapes.",
@@ -106,13 +109,14 @@ def _headline(found: list[dict[str, Any]], grouped: dict, runs: list[dict[str, A
     lines = ["Rows: " + (", ".join(f"{count} {status}" for status, count in counts.most_common()) or "none")]
     checked = [row["parity"]["ok"] for row in found if row["parity"]]
     lines += [f"Parity: {sum(checked)} of {len(checked)} checked rows are right"] if checked else []
-    speedups = [
-        value for of in grouped.values() if "optimized" in of
-        if (value := speedup(of["optimized"], of.get("reference"))[0])
-    ]
-    if speedups:
-        mean = math.exp(sum(map(math.log, speedups)) / len(speedups))
-        lines.append(f"Speed-up over reference: {mean:.2f} × (geometric mean of {len(speedups)} cases)")
+    for name in ("reference", "cublas"):
+        speedups = [
+            value for of in grouped.values() if "optimized" in of and (base(of) or {}).get("implementation") == name
+            if (value := speedup(of["optimized"], base(of))[0])
+        ]
+        if speedups:
+            mean = math.exp(sum(map(math.log, speedups)) / len(speedups))
+            lines.append(f"Speed-up over {name}: {mean:.2f} × (geometric mean of {len(speedups)} cases)")
     limits = [of["optimized"]["percent_of_limit"] for of in grouped.values() if _big(of.get("optimized"))]
     lines += (
         [f"Percent of limit: median {median(limits):.0f} % of {len(limits)} cases of 64 MB and more"]
@@ -141,7 +145,7 @@ def _big(row: dict[str, Any] | None) -> bool:
 
 def _figures(found: list, grouped: dict, runs: list, plots: Path, origin: str, on_gpu: bool) -> list[str]:
     from harness import plots as gpu
-    from harness import plots_cpu, style
+    from harness import plots_cpu, plots_products, style
 
     plain = {name: of for name, of in grouped.items() if next(iter(of.values()))["recipe"] == "none"}
     copy_tbs = next((run["ceilings"]["copy_tbs"] for run in reversed(runs) if run.get("ceilings")), None)
@@ -149,6 +153,7 @@ def _figures(found: list, grouped: dict, runs: list, plots: Path, origin: str, o
         {
             "speedup": lambda: gpu.speedup(plain),
             "percent_of_limit": lambda: gpu.percent_of_limit(plain),
+            "products": lambda: plots_products.percent_of_limit(plain),
             "time_against_bytes": lambda: gpu.time_against_bytes(grouped, copy_tbs),
             "error": lambda: gpu.error(plain),
             "against_peers": lambda: gpu.against_peers(plain),
@@ -181,8 +186,8 @@ def _tables(grouped: dict, on_gpu: bool) -> list[str]:
 
 def _gpu_lines(grouped: dict) -> list[str]:
     lines = [
-        "| case | graph µs | ± % | cold µs | TB/s | % limit | × copy | × ref. | best peer | host µs | SM MHz | status |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+        "| case | graph µs | ± % | cold µs | TB/s | TFLOP/s | % limit | × copy | × ref. or cuBLAS | best peer | host µs | SM MHz | status |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for name, of in grouped.items():
         row = of.get("optimized") or next(iter(of.values()))
@@ -194,9 +199,10 @@ def _gpu_lines(grouped: dict) -> list[str]:
             _cell(spread(row), 1),
             _cell(cold, 2),
             _cell(rate, 2),
+            _cell(row["flops"] / ours / 1e6 if ours and row["flops"] and row["function"] in PRODUCTS else None, 0),
             _cell(row["percent_of_limit"], 0),
             _cell(ratio(row, of.get("copy")), 2),
-            _interval(*speedup(row, of.get("reference"))),
+            _interval(*speedup(row, base(of))),
             beside,
             _cell(row["host_us"], 1),
             _cell((row["gpu_state"] or {}).get("sm_mhz"), 0),

@@ -46,7 +46,7 @@ FIELDS = {
     "schema": "version of this list",
     "kind": '"case": a measured or checked case; "compile": one specialization and what its compilation gave',
     "function": "name of the function",
-    "implementation": "reference, compiled, optimized, copy, ...",
+    "implementation": "reference, compiled, optimized, cublas, unfused, copy, ...",
     "shape": '"MxN" or "MxNxK"',
     "dtype": "of the activations",
     "recipe": "quantization recipe, or none",
@@ -64,7 +64,8 @@ FIELDS = {
     "host_us": "host cost of one call",
     "host_bound": "whether calls one by one wait for the host: warm time under 1.5 x host cost",
     "reference_us": "graph (on a CPU: warm) median of the reference in this run",
-    "speedup": "{median, ci_low, ci_high} of the reference's time over this one, replicate by replicate",
+    "speedup": "{median, ci_low, ci_high} of the reference's time (where cublas was timed: of its time) over this one, "
+    "replicate by replicate",
     "rotation": "{inputs, calls, bytes} of the graph column",
     "compile_ms": "NVRTC time of the kernel",
     "cache_hit": "whether the kernel came from the disk cache",

@@ -40,6 +40,11 @@ def ratio(row: dict[str, Any] | None, other: dict[str, Any] | None) -> float | N
     return theirs / ours if ours and theirs else None
 
 
+def base(of: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """What speed-ups are over: cuBLAS where it was timed, else the reference."""
+    return of["cublas"] if time_us(of.get("cublas")) else of.get("reference")
+
+
 def speedup(row: dict[str, Any], reference: dict[str, Any] | None) -> tuple[float | None, ...]:
     """(median, ci_low, ci_high) of how many times faster `row` is than the reference, replicate by replicate. Without
     replicates the ratio of the medians, without an interval; without either None."""
@@ -134,7 +139,7 @@ def _gpu_cells(row: dict[str, Any], of: dict[str, dict[str, Any]], previous: str
         _number(rate, 2),
         _graded(percent, 85, 70, "{:.0f}"),
         _number(ratio(row, of.get("copy")), 2),
-        _interval(*speedup(row, of.get("reference"))),
+        _interval(*speedup(row, base(of))),
         Text("")
         if ahead is None
         else Text(f"{_short(peer[0])} {ahead:.2f}", style=GOOD if ahead >= 1 else POOR),

@@ -8,7 +8,7 @@ from harness import report, rows, table
 from harness.report import compose, write
 from harness.tests import synthetic
 
-GPU_FIGURES = ("speedup", "percent_of_limit", "time_against_bytes", "error", "against_peers")
+GPU_FIGURES = ("speedup", "percent_of_limit", "products", "time_against_bytes", "error", "against_peers")
 CPU_FIGURES = ("cpu_time", "cpu_error", "kernels")
 
 
@@ -40,7 +40,10 @@ def test_report_leads_with_the_numbers(gpu_run):
     text = (gpu_run / "REPORT.md").read_text()
     assert text.startswith("# NVIDIA H200: parity and speed")
     assert "2026-01-31 · torch 2.11.0+cu130 · NVRTC 13.0 · driver 580.0 · commit aaaaaaaaaa" in text
-    for words in ("180 OK", "120 of 120 checked rows are right", "geometric mean of 60 cases", "copy 4.21"):
+    count = len(synthetic.gpu_rows())
+    checked = sum(row["parity"] is not None for row in synthetic.gpu_rows())
+    for words in (f"{count} OK", f"{checked} of {checked} checked rows are right", "Speed-up over reference: 10.7", "copy 4.21",
+                  "geometric mean of 62 cases", "Speed-up over cublas: 1.02 × (geometric mean of 85 cases)"):
         assert words in text
     assert "| rmsnorm_fwd 4096x8192 bf16 |" in text
     assert "--case" in text.split("## Measuring one row again")[1]
@@ -203,7 +206,7 @@ def test_state_of_the_gpu_is_one_line_of_what_is_known():
 
 def test_report_says_in_what_state_the_gpu_was(gpu_run):
     text = (gpu_run / "REPORT.md").read_text()
-    assert "- GPU while it was measured: SM clock 1,817 to 1,960 MHz; at most 512 W" in text
+    assert "- GPU while it was measured: SM clock 1,817 to 1,975 MHz; at most 512 W" in text
     assert "product bf16 775, fp8 1,390 TFLOP/s" in text
     line = next(line for line in text.splitlines() if line.startswith("| rmsnorm_fwd 4096x8192 bf16 |"))
     assert [cell.strip() for cell in line.split("|")][3] == "0.4" and " to " in line and "| 1940 | OK |" in line
