@@ -19,7 +19,7 @@ PRODUCT_S = 0.2  # for the products of one dtype
 class Ceilings:
     """Rates in TB/s (decimal) and TFLOP/s; `tick_us` is the resolution of the GPU's events.
 
-    `product_tflops` is of bf16 operands; the others are None where the chip or PyTorch has no such product.
+    `product_tflops` is of bf16 operands, fp32's is of exact products; the others are None where the chip or PyTorch has no such product.
     """
 
     copy_tbs: float
@@ -29,6 +29,7 @@ class Ceilings:
     tick_us: float
     fp16_tflops: float | None = None
     fp8_tflops: float | None = None
+    fp32_tflops: float | None = None
 
     def __str__(self) -> str:
         rates = f"copy {self.copy_tbs:.2f}, read {self.read_tbs:.2f}, write {self.write_tbs:.2f} TB/s"
@@ -37,7 +38,7 @@ class Ceilings:
 
     def products(self) -> dict[str, float | None]:
         """TFLOP/s of products by the dtype of their operands."""
-        return {"bf16": self.product_tflops, "fp16": self.fp16_tflops, "fp8": self.fp8_tflops}
+        return {"bf16": self.product_tflops, "fp16": self.fp16_tflops, "fp8": self.fp8_tflops, "fp32": self.fp32_tflops}
 
     def to_dict(self) -> dict[str, float | None]:
         """The fields by name, as a run stores them."""
@@ -120,7 +121,8 @@ def _products(device: "Cuda") -> dict[str, float | None]:
     values = torch.randn(most, device="cuda", dtype=torch.bfloat16)
     best = partial(product_tflops, device, shapes=shapes)
     rates = {"product_tflops": best(values)}
-    for name, dtype in (("fp16_tflops", torch.float16), ("fp8_tflops", torch.float8_e4m3fn)):
+    others = {"fp16_tflops": torch.float16, "fp8_tflops": torch.float8_e4m3fn, "fp32_tflops": torch.float32}
+    for name, dtype in others.items():
         try:
             rates[name] = best(values.to(dtype))
         except RuntimeError:  # PyTorch's way to say that this chip has no such product

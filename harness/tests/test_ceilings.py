@@ -88,7 +88,8 @@ def test_what_a_chip_lacks_is_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
     monkeypatch.setattr(torch, "randn", lambda n, device, dtype: torch.zeros(1, dtype=dtype))
-    assert ceilings._products(None) == {"product_tflops": 100.0, "fp16_tflops": 99.0, "fp8_tflops": None}
+    assert ceilings._products(None) == {
+        "product_tflops": 100.0, "fp16_tflops": 99.0, "fp8_tflops": None, "fp32_tflops": 99.0}
 
 
 @pytest.mark.gpu
@@ -103,3 +104,4 @@ def test_ceilings_of_this_gpu_are_measured_in_a_second():
     if torch.cuda.get_device_capability() == (9, 0):
         assert found.fp8_tflops > 1.4 * found.product_tflops and found.fp16_tflops == pytest.approx(
             found.product_tflops, rel=0.15)
+        assert 30 < found.fp32_tflops < 70
