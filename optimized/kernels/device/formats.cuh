@@ -10,11 +10,9 @@ constexpr float kFloatMax = 3.402823466e+38f;
 constexpr u32 kExponent = 0x7F800000u, kNan = 0x7FC00000u;
 
 struct ToNearest {
-  static __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
   static __device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 };
 struct Down {  // of what is positive
-  static __device__ __forceinline__ float add(float a, float b) { return __fadd_rz(a, b); }
   static __device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_rz(a, b, c); }
 };
 
@@ -100,15 +98,17 @@ __device__ __forceinline__ u32 e8m0_factor(u32 code) {
   return code == 254 ? 0x40 : code == 255 ? kNan >> 16 : (254 - code) << 7;
 }
 
-// E2M1. A magnitude's code is the sum of how many steps of 1/2 it is above 0, of 1 above 2 and of 2 above 4, each
-// rounded, and each at most what its range holds: saturating arithmetic gives that, and the largest code above 6.
+// E2M1. A magnitude m has steps of 1/2 up to 2, of 1 up to 4 and of 2 above: its code is the least of 2m, m + 2 and
+// m / 2 + 4, each rounded to an integer.
 struct E2M1 {
-  // 2^23 + code, so that the code is in the low bits; NaN has code 0.
+  // 2^23 + code, so that the code is in the low bits; 8 stands for what is above all. NaN has code 0.
   template <class Rounding>
   static __device__ __forceinline__ u32 code(float magnitude) {
-    const float halves = __saturatef(magnitude * 0.5f), ones = __saturatef(fmaf(magnitude, 0.5f, -1.f));
-    const float twos = __saturatef(fmaf(magnitude, 0.5f, -2.f));
-    return __float_as_uint(Rounding::add(twos, Rounding::fma(ones, 2.f, Rounding::fma(halves, 4.f, 0x1p23f))));
+    const float eighth = __saturatef(magnitude * 0.125f);
+    const u32 halves = __float_as_uint(Rounding::fma(eighth, 16.f, 0x1p23f));
+    const u32 ones = __float_as_uint(Rounding::fma(eighth, 8.f, 0x1p23f + 2.f));
+    const u32 twos = __float_as_uint(Rounding::fma(eighth, 4.f, 0x1p23f + 4.f));
+    return min(min(halves, ones), twos);
   }
   static __device__ __forceinline__ u32 nearest(float magnitude) { return code<ToNearest>(magnitude); }
   // Rounded up where byte `i` of `random` reaches what is missing to the next value, in 256ths of the step between.
@@ -123,7 +123,8 @@ struct E2M1 {
     u32 word = code[7];
 #pragma unroll
     for (int i = 6; i >= 0; --i) word = word * 16 + code[i];
-    return word - kBias * 17 + signs;
+    word -= kBias * 17;
+    return word - (word >> 3 & 0x11111111u) + signs;  // 8 becomes 7
   }
   // Codes i and i + 4 of eight, i < 4, exactly: in the upper bits of a half they are 2^-14 times what they stand for.
   static __device__ __forceinline__ float2 decode_pair(u32 codes, int i) {
