@@ -185,7 +185,8 @@ def _plan_fused(function, input, weight, bias, quantizer, *, options, chip: Chip
         if plan:
             return direct, None, plan
     work = plans_of_paths.of_norm(work_of(input, quantizer), problem.cols % 8 == 0 and on_16_bytes(input))
-    return problem, work, plans_of_paths.in_two_passes(problem, work, chip, options["sm_margin"])
+    slabs = plans_of_paths.in_slabs(problem, work, chip, options["sm_margin"])
+    return problem, work, slabs or plans_of_paths.in_two_passes(problem, work, chip, options["sm_margin"])
 
 
 def _scalars(problem: Problem, plan: Plan, input: Tensor, options) -> tuple:

@@ -110,6 +110,48 @@ def in_two_passes(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) 
     )
 
 
+SLAB_ROWS, SLAB_COLS = 32, 512  # of a CTA: 8 warps of 32 x 64 elements beside each other
+READ_FROM_L2 = 0.4  # the cost of a byte of x that is still on the chip, of one from memory
+ON_CHIP_BYTES = 50 << 20  # of x, that the L2 of the largest chips keeps
+BARRIER_BYTES = 8 << 20  # what a copy moves while all CTAs wait for one another
+SLAB_RATE = {1: 0.85, 2: 0.7}  # of a copy's, by tiles a thread holds: with two, one CTA fills an SM
+
+
+def in_slabs(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> Plan | None:
+    """The plan of one launch that reads x once: a CTA holds a slab of whole rows, a cluster slabs beside each other.
+
+    None where that is impossible, or dearer than two passes: what is not delayed scaling or MXFP8 must know the amax of
+    the tensor first, and a margin of SMs needs CTAs that stay. Costs are bytes of a copy that takes as long.
+    """
+    tiles_held, cluster = _slabs(problem.cols, dict(chip.clusters))
+    delayed, rows = work.scheme[-1] == "Delayed", problem.rows
+    if work.twice or not work.whole or sm_margin or not cluster or (delayed and rows % 8):
+        return None
+    x, y = (rows * problem.cols * size for size in (SIZES[problem.x], 2))
+    covered = -(-problem.cols // (cluster * SLAB_COLS)) * cluster * SLAB_COLS if cluster > 1 else problem.cols
+    used = dict(chip.clusters).get(cluster, chip.sms) * cluster / chip.sms * problem.cols / covered
+    again = x * (READ_FROM_L2 if x <= ON_CHIP_BYTES else 1) + BARRIER_BYTES
+    if (x + y) / (SLAB_RATE[tiles_held] * used) > x + y + again:
+        return None
+    down = 1 if cluster > 1 else next(d for d in (4, 2, 1) if problem.cols <= SLAB_COLS // d)
+    code = work.scheme[1]
+    output = f"SlabFp8<{code}>" if delayed else f"SlabMxfp8<{code}, {problem.x}>"
+    types = f"{problem.norm}, {problem.x}, {problem.gain}, {tiles_held}, {down}, {str(cluster > 1).lower()}"
+    ctas = 2 if tiles_held == 1 else 1
+    return Plan("norm_slab.cu", f"norm_slab<{types}, {output}, {ctas}>", f"Slab {work.scheme[0]}",
+                max(1, -(-rows // (SLAB_ROWS * down))) * cluster, THREADS, cluster,
+                programmatic=chip.is_hopper_or_later)
+
+
+def _slabs(cols: int, clusters: dict[int, int]) -> tuple[int, int]:
+    """Tiles that a thread holds, and CTAs beside each other; no CTAs where rows are too wide for that."""
+    largest = max((1, *clusters))
+    for held, ctas in (*((1, size) for size in (1, *clusters)), (2, largest)):
+        if cols <= held * ctas * SLAB_COLS and (held == 1 or ctas > 1):
+            return held, ctas
+    return 1, 0
+
+
 def _ctas(problem: Problem, work: Work) -> int:
     """CTAs that an SM holds: as many as registers allow without spills. Checked by compiling."""
     return 1 if problem.norm == "LayerNorm" and work.columns and (problem.x == "f32" or not work.whole) else 2

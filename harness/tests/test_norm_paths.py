@@ -86,8 +86,8 @@ def test_one_launch_on_every_shape_that_blocks_allow(chip):
             plan = planned(quantizer, shape, chip=chip)
             held = isinstance(quantizer, Float8Quantizer | MXFP8Quantizer) and not recipe.columnwise and (
                 shape[1] <= (5120 if chip.sms < 132 else 32768))
-            assert plan.source in (("norm_forward.cu",) if held else ("norm_forward.cu", "norm_quantize.cu"))
-            assert held or plan.cooperative or plan.source == "norm_forward.cu"
+            assert not held or plan.source == "norm_forward.cu"
+            assert plan.cooperative == (plan.source == "norm_quantize.cu")
 
 
 def test_unfused_is_the_plan_of_the_norm():
@@ -147,6 +147,33 @@ def test_from_registers(problem, chip, sm_margin, output):
     if "Mxfp8" in output and problem.cols % 32 == 0:
         slab = problem.cols // plan.cluster
         assert slab % 32 == 0 and min(plan.row_threads, 32) * problem.vector % 32 == 0, "blocks lie in one warp"
+
+
+@quick
+@given(works(), chips)
+def test_slabs(pair, chip):
+    """Every column is in one tile of one thread, the padding of columnwise scales included."""
+    problem, work = pair
+    plan = plans.in_slabs(problem, work, chip)
+    if plan is None:
+        return
+    assert work.whole and not work.twice and plan.block == THREADS and not plan.cooperative
+    held, down = map(int, plan.kernel.split(", ")[3:5])
+    across = 512 // down * held
+    slab = -(-(-(-problem.cols // 128)) // plan.cluster) * 128
+    assert plan.cluster == 1 or (plan.cluster in dict(chip.clusters) and down == 1)
+    assert slab <= across and slab * plan.cluster >= -(-problem.cols // 128) * 128
+    assert plan.grid // plan.cluster == max(1, -(-problem.rows // (32 * down)))
+    assert plans.in_slabs(problem, work, chip, sm_margin=1) is None
+
+
+def test_large_and_narrow_takes_slabs_and_wide_takes_two_passes():
+    both = MXFP8Quantizer(columnwise=True)
+    assert planned(both, (16384, 1024)).source == planned(both, (16384, 4096)).source == "norm_slab.cu"
+    assert planned(both, (8192, 12288)).source == "norm_quantize.cu"
+    assert planned(both, (16384, 1024), sm_margin=1).source == "norm_quantize.cu"
+    assert planned(both, (16384, 1024), chip=SM_80).source == "norm_quantize.cu"
+    assert planned(both, (16384, 512), chip=SM_80).source == "norm_slab.cu"
 
 
 def test_a_margin_leaves_sms():

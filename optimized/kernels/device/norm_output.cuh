@@ -34,7 +34,31 @@ __device__ __forceinline__ Vec<u8, N> fp8_vector(const Floats<N>& v, float facto
   return codes;
 }
 
-// FP8 with delayed scaling: the float32 y, times the scale that is given; amax grows by what is seen.
+// The scale of delayed scaling, which is given, and its amax, which grows by what is seen. `Args` has scale, amax and
+// scale_inv.
+struct DelayedCast {
+  const float scale, amax;
+  float most = 0.f;
+
+  template <class Args>
+  __device__ __forceinline__ DelayedCast(const Args& a) : scale(*a.scale), amax(__ldcg(a.amax)) {}
+  template <int N>
+  __device__ __forceinline__ void look(const Floats<N>& y) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) most = max_nan(most, fabsf(y[i]));
+  }
+  // By all threads of the grid.
+  template <class Args>
+  __device__ __forceinline__ void finish(const Args& a, BlockMax<1>::Shared& shared) const {
+    if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __fdiv_rn(1.f, scale);
+    u32 bits[1] = {__float_as_uint(most)};
+    BlockMax<1>::apply(shared, bits);
+    if (amax != amax) bits[0] = kNan;  // also a negative one, which the integers would put last
+    if (threadIdx.x == 0 && !(__uint_as_float(bits[0]) <= amax)) atomicMax(reinterpret_cast<int*>(a.amax), bits[0]);
+  }
+};
+
+// FP8 with delayed scaling, of the float32 y.
 template <class Code>
 struct ToFp8 {
   using Args = ForwardQuantized;
@@ -42,23 +66,15 @@ struct ToFp8 {
   static constexpr bool kTakesY = true, kTogether = false;
 
   const Args& a;
-  const float scale, amax;
-  float most = 0.f;
+  DelayedCast cast;
 
-  __device__ __forceinline__ ToFp8(const Args& a) : a(a), scale(*a.scale), amax(__ldcg(a.amax)) {}
+  __device__ __forceinline__ ToFp8(const Args& a) : a(a), cast(a) {}
   template <int N>
   __device__ __forceinline__ void put(const Forward&, i64 row, i64 column, const Floats<N>& y, bool) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) most = max_nan(most, fabsf(y[i]));
-    store(a.y, row * a.cols + column, fp8_vector<Code>(y, scale));
+    cast.look(y);
+    store(a.y, row * a.cols + column, fp8_vector<Code>(y, cast.scale));
   }
-  __device__ __forceinline__ void finish(Shared& shared) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __fdiv_rn(1.f, scale);
-    u32 bits[1] = {__float_as_uint(most)};
-    BlockMax<1>::apply(shared, bits);
-    if (amax != amax) bits[0] = kNan;  // also a negative one, which the integers would put last
-    if (threadIdx.x == 0 && !(__uint_as_float(bits[0]) <= amax)) atomicMax(reinterpret_cast<int*>(a.amax), bits[0]);
-  }
+  __device__ __forceinline__ void finish(Shared& shared) { cast.finish(a, shared); }
 };
 
 // MXFP8: of y rounded to X, an E8M0 scale for each 32 elements, which 32/N neighbouring lanes have.

@@ -33,19 +33,25 @@ struct Parameters {
   }
 };
 
-// y of eight neighbours in a row, of which `count` are there; zeros stand for the others. With the operations and the
-// rounding of HeldRows, so that y is the same wherever it is made.
+// y of eight neighbours in a row, with the operations of HeldRows, so that it is the same wherever it is made.
+template <class Gamma, class Parameters>
+__device__ __forceinline__ Floats<kRun> scaled(const Floats<kRun>& x, float mu, float r, const Parameters& parameters) {
+  const Floats<kRun> g = widen(parameters.gamma), b = widen(parameters.beta);
+  Floats<kRun> y;
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) y[i] = fmaf((x[i] - mu) * r, Gamma::gain(g[i]), b[i]);
+  return y;
+}
+
+// The same of a row whose statistics are in memory, rounded to Y: `count` of the eight are there, zeros stand for the
+// others.
 template <class Norm, class Gamma, class Fill, class Y, class X>
 __device__ __forceinline__ Vec<Y, kRun> normed_run(const NormQuantize& a, i64 row, int count, const Vec<X, kRun>& x,
                                                    const Parameters<Norm, typename Gamma::type, Fill>& parameters) {
   const float r = count ? __ldcg(a.rsigma + row) : 0.f, mu = Norm::kCentered && count ? __ldcg(a.mu + row) : 0.f;
-  const Floats<kRun> values = widen(x), g = widen(parameters.gamma), b = widen(parameters.beta);
-  Floats<kRun> y;
+  Floats<kRun> y = scaled<Gamma>(widen(x), mu, r, parameters);
 #pragma unroll
-  for (int i = 0; i < kRun; ++i) {
-    const float value = fmaf((values[i] - mu) * r, Gamma::gain(g[i]), b[i]);
-    y[i] = (Fill::kWhole ? count : i < count) ? value : 0.f;
-  }
+  for (int i = 0; i < kRun; ++i) y[i] = (Fill::kWhole ? count : i < count) ? y[i] : 0.f;
   Vec<Y, kRun> rounded;
   narrow(y, rounded);
   return rounded;
