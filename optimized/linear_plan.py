@@ -94,9 +94,3 @@ def general(tiled: tuple[Tiling, ...], chip: Chip) -> Plan:
     variant = f"general {core} {tiled[0].m}x{tiled[0].n}"
     return Plan("gemm_general.cu", kernel, variant, max(1, grid), THREADS,
                 shared_bytes=max(tiling.shared_bytes for tiling in tiled), programmatic=chip.is_hopper_or_later)
-
-
-def takes_hopper(products: tuple[Product, ...], chip: Chip) -> bool:
-    """Whether the tensor memory accelerator and wgmma can do the products: 16-bit operands that lie on 16 bytes."""
-    return chip.arch == "sm_90a" and all(
-        p.element != "f32" and p.aligned and min(p.m, p.n, p.k) > 0 for p in products)
