@@ -76,7 +76,7 @@ def _ctas(work: Work) -> int:
     """CTAs that an SM holds: as many as registers allow without spills. Checked by compiling."""
     family, *policies = work.scheme
     if not work.tiles:
-        return 3 if SIZES[work.x] == 4 else 4
+        return 3 if SIZES[work.x] == 4 or (work.x == "f16" and not work.whole) else 4
     if SIZES[work.x] == 4 or policies[-1] == "Transformed":
         return 2
     if family == "Nvfp4" and policies[0] == "Nearest" and work.whole:
