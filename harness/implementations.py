@@ -17,8 +17,8 @@ import numpy
 import torch
 
 import reference
-from harness import rivals
-from harness.cases import Call, Case, family_of
+from harness import pipelines, rivals
+from harness.cases import PIPELINES, Call, Case, family_of
 
 ROTATION_BYTES = 256 << 20
 """A copy goes through this much memory before it touches the same bytes again: more than any L2 holds."""
@@ -86,12 +86,12 @@ def _caller(function: Callable) -> Callable[[Call], tuple]:
 
 
 def _reference(case: Case, call: Call) -> Callable[[Call], tuple]:
-    return _caller(getattr(reference, case.function))
+    return _caller(pipelines.named(reference, case.function))
 
 
 def _optimized(case: Case, call: Call) -> Callable[[Call], tuple]:
     import optimized
-    run = _caller(getattr(optimized, case.function))
+    run = _caller(pipelines.named(optimized, case.function))
     if case.option("path") is None:
         return run
 
@@ -114,8 +114,11 @@ def _compiled(case: Case, call: Call) -> Callable[[Call], tuple]:
     """The reference compiled for the shapes of this case alone; compiled before it is returned.
 
     It rounds where the reference does: left to itself, Inductor keeps in float32 what it fuses. Earlier compilations
-    are forgotten first: past a number of shapes, torch would run the function uncompiled.
+    are forgotten first: past a number of shapes, torch would run the function uncompiled. Of a pipeline it is the block
+    as PyTorch has it, left to itself.
     """
+    if case.function in PIPELINES:
+        return _caller(pipelines.function_of("compiled"))
     torch.compiler.reset()
     rounded = {"emulate_precision_casts": True}
     run = _caller(torch.compile(getattr(reference, case.function), dynamic=False, options=rounded))
@@ -128,7 +131,13 @@ def _cublas(case: Case, call: Call) -> Callable[[Call], tuple]:
 
 
 def _unfused(case: Case, call: Call) -> Callable[[Call], tuple]:
+    if case.function in PIPELINES:
+        return _caller(pipelines.function_of("unfused"))
     return rivals.unfused(case)
+
+
+def _eager(case: Case, call: Call) -> Callable[[Call], tuple]:
+    return _caller(pipelines.function_of("eager"))
 
 
 def _copy(case: Case, call: Call) -> Callable[[Call], tuple]:
@@ -172,7 +181,8 @@ IMPLEMENTATIONS = {each.name: each for each in (
     Implementation("compiled", _compiler_missing, _compiled, twin=False),
     Implementation("optimized", _gpu_missing, _optimized),
     Implementation("cublas", _cuda_missing, _cublas, twin=False, functions=tuple(rivals.CUBLAS)),
-    Implementation("unfused", _cuda_missing, _unfused, twin=False, functions=tuple(rivals.UNFUSED)),
+    Implementation("unfused", _cuda_missing, _unfused, twin=False, functions=(*rivals.UNFUSED, *PIPELINES)),
+    Implementation("eager", _always, _eager, twin=False, functions=PIPELINES),
     Implementation("copy", _always, _copy, checked=False),
 )}
 """Name -> implementation, in the order of tables."""
@@ -186,4 +196,6 @@ def suited(case: Case, names: Sequence[str], asked: bool) -> list[str]:
     """
     found = [name for name in names if (of := IMPLEMENTATIONS[name].functions) is None or case.function in of]
     slow = () if asked or "cublas" not in found else ("reference", "compiled")
+    if case.function in PIPELINES and not asked:
+        slow = ("reference",)
     return [name for name in found if name not in slow]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from harness.cases import DTYPES, Case, family_of
+from harness.cases import DTYPES, PIPELINES, Case, family_of
 
 ROTATED_BYTES = 3 * (64 << 20)
 """What a timed function rotates over, at least: three times the L2 cache of an H200, see harness.rotation."""
@@ -26,7 +26,7 @@ def needed_bytes(case: Case, implementations: Iterable[str], device: str = "cuda
     confirmed: with fresh inputs, copies of outputs, and once more the reference's outputs and all temporaries.
     """
     work, names = family_of(case.function).work(case), tuple(implementations)
-    values = work.bytes // (DTYPES[case.dtype].itemsize if case.recipe == "none" else 1)
+    values = work.bytes // (1 if case.recipe != "none" and case.function not in PIPELINES else DTYPES[case.dtype].itemsize)
     temporaries = REFERENCE_BYTES * values
     oracle = min(ORACLE_BYTES * values, max(STRETCH_BYTES, temporaries))
     judging = work.read_bytes + 3 * work.written_bytes + max(temporaries, oracle)

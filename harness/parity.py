@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 import reference
+from harness import pipelines
 from harness.cases import FUSED, Allowance, Call, Case, family_of, with_rows
 from harness.guards import Guarded, Inputs, Restored, refill, same_bits, unwritten_bytes
 from harness.judgement import Judged, Wrong, judge
@@ -238,8 +239,9 @@ def _poisoned(run: Run, call: Call, allocator, value: int, state: Restored) -> t
 
 
 def _reference(case: Case, call: Call, state: Restored, times: int = 1) -> tuple:
+    function = pipelines.named(reference, case.function)
     for _ in range(times):
-        results = _tuple(getattr(reference, case.function)(*call.args, **call.kwargs))
+        results = _tuple(function(*call.args, **call.kwargs))
     return (*results, *state.take())
 
 

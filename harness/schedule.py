@@ -6,7 +6,7 @@ from typing import Any
 
 from harness import options as chosen
 from harness.case_run import blank
-from harness.cases import FAMILIES, PRODUCTS, Case, family_of
+from harness.cases import FAMILIES, PIPELINES, PRODUCTS, Case, family_of
 from harness.folder import Known
 from harness.implementations import suited
 from harness.options import Options
@@ -41,14 +41,15 @@ class Task:
 
 def about_s(case: Case, replicates: int = 1) -> float:
     """A rough guess of what a case, parity included, takes on an H200."""
-    passes = PRODUCT_PASSES if case.function in PRODUCTS else PASSES
+    passes = PRODUCT_PASSES if case.function in (*PRODUCTS, *PIPELINES) else PASSES
     return CASE_S + REPLICATE_S * replicates + passes * limit_us(case) / 1e6
 
 
 def limit_us(case: Case) -> float:
     """The time of an H200 that moves the bytes of the case at its copy rate, and multiplies at that of its products."""
     work = family_of(case.function).work(case)
-    rate = PRODUCT_TFLOPS.get(work.operands, PRODUCT_TFLOPS["fp32"]) if case.function in PRODUCTS else 1e9
+    multiplies = case.function in (*PRODUCTS, *PIPELINES)
+    rate = PRODUCT_TFLOPS.get(work.operands, PRODUCT_TFLOPS["fp32"]) if multiplies else 1e9
     return max(work.bytes / COPY_TBS, work.flops / rate) / 1e6
 
 

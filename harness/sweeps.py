@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 
-from harness import linear_sweeps, norm_sweeps, quantization_sweeps
+from harness import linear_sweeps, norm_sweeps, pipeline_sweeps, quantization_sweeps
 from harness.cases import DTYPES, FAMILIES, NORMS, RECIPES, Case, accepted, family_of, known
 
 _UNLISTED_HIDDEN = (3072, 6144, 7168, 10240, 20480)
@@ -22,7 +22,7 @@ def smoke() -> list[Case]:
     quantize, dequantize and the forward norms."""
     shapes = (((4096, 4096), "bf16"), ((512, 2048), "bf16"), ((256, 8192), "fp16"), ((33, 1023), "fp32"))
     norms = [Case(function, shape, dtype) for function in NORMS for shape, dtype in shapes]
-    return norms + norm_sweeps.smoke() + quantization_sweeps.smoke() + linear_sweeps.smoke()
+    return norms + norm_sweeps.smoke() + quantization_sweeps.smoke() + linear_sweeps.smoke() + pipeline_sweeps.smoke()
 
 
 def llm() -> list[Case]:
@@ -41,6 +41,7 @@ def llm() -> list[Case]:
         *norm_sweeps.llm(),
         *quantization_sweeps.llm(),
         *linear_sweeps.llm(),
+        *pipeline_sweeps.llm(),
     ]
 
 
@@ -50,24 +51,25 @@ def unlisted() -> list[Case]:
     return [Case(function, shape) for function in NORMS for shape in shapes] + linear_sweeps.unlisted()
 
 
-linear = linear_sweeps.linear
+linear, pipelines = linear_sweeps.linear, pipeline_sweeps.pipelines
 quantize, norms = quantization_sweeps.quantize, norm_sweeps.norms
 
 
 def edge() -> list[Case]:
     """Odd, tiny, wide and empty shapes; every mix of dtypes; layouts; ranks; options. Little memory each."""
     norms = [*_edge_shapes(), *_edge_dtypes(), *_edge_options(), *_edge_ranks()]
-    return norms + norm_sweeps.edge() + quantization_sweeps.edge() + linear_sweeps.edge()
+    return norms + norm_sweeps.edge() + quantization_sweeps.edge() + linear_sweeps.edge() + pipeline_sweeps.edge()
 
 
 def everything() -> list[Case]:
     """All cases of all sweeps, each once."""
-    return list(dict.fromkeys(case for sweep in (smoke, llm, unlisted, norms, quantize, linear, edge) for case in sweep()))
+    sweeps = smoke, llm, unlisted, norms, quantize, linear, pipelines, edge
+    return list(dict.fromkeys(case for sweep in sweeps for case in sweep()))
 
 
 SWEEPS: dict[str, Callable[[], list[Case]]] = {
     "smoke": smoke, "llm": llm, "unlisted": unlisted, "norms": norms, "quantize": quantize, "linear": linear,
-    "edge": edge, "all": everything,
+    "pipelines": pipelines, "edge": edge, "all": everything,
 }
 """Name of a sweep -> the function that lists its cases."""
 

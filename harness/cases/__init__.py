@@ -3,19 +3,20 @@
 import math
 from dataclasses import replace
 
-from harness.cases import fused, linear, normalization, pointwise, quantization, recipes
+from harness.cases import fused, linear, normalization, pipelines, pointwise, quantization, recipes
 from harness.cases.base import (
     DTYPES, EXACT, FUSED, RECIPES, Allowance, Call, Case, Expected, Family, Work, known
 )
 from harness.cases.recipes import quantizer_of
 
 __all__ = [
-    "DTYPES", "EXACT", "FAMILIES", "FUSED", "NORMS", "PRODUCTS", "RECIPES", "Allowance", "Call", "Case", "Expected", "Family",
+    "DTYPES", "EXACT", "FAMILIES", "FUSED", "NORMS", "PIPELINES", "PRODUCTS", "RECIPES", "Allowance", "Call", "Case", "Expected", "Family",
     "Work", "accepted", "family_of", "for_a_cpu", "known", "quantizer_of", "with_rows",
 ]
 
 FAMILIES: dict[str, Family] = (
-    normalization.FAMILIES | quantization.FAMILIES | linear.FAMILIES | fused.FAMILIES | pointwise.FAMILIES)
+    normalization.FAMILIES | quantization.FAMILIES | linear.FAMILIES | fused.FAMILIES | pointwise.FAMILIES
+    | pipelines.FAMILIES)
 """Function -> what the harness knows of it."""
 
 NORMS = tuple(normalization.FAMILIES)
@@ -24,6 +25,10 @@ NORMS = tuple(normalization.FAMILIES)
 
 PRODUCTS = (*linear.FAMILIES, *fused.FAMILIES)
 """The functions whose cases have shapes MxNxK."""
+
+
+PIPELINES = tuple(pipelines.FAMILIES)
+"""What is no function of the packages, but runs on either as a table: see harness.pipelines."""
 
 
 def family_of(function: str) -> Family:
@@ -39,7 +44,7 @@ def accepted(case: Case) -> Case:
 
 def for_a_cpu(case: Case, elements: int) -> Case:
     """The case cut to about as many elements as a CPU takes in a moment; of a product all three sizes."""
-    if case.function in PRODUCTS:
+    if case.function in (*PRODUCTS, *PIPELINES):
         side = math.isqrt(elements) // 2
         return replace(case, shape=tuple(min(size, side) for size in case.shape))
     return with_rows(case, max(1, elements // max(case.hidden, 1)))

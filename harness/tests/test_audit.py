@@ -9,6 +9,7 @@ import reference
 from harness import audit as audits
 from harness.audit import audit, moved_bytes
 from harness.cases import Call, Case, Work, family_of
+from harness.pipelines import named
 from harness.sweeps import everything
 
 CASE = Case("rmsnorm_bwd_add", (64, 256), options=(("gamma_dtype", "fp32"),))
@@ -16,7 +17,7 @@ CASE = Case("rmsnorm_bwd_add", (64, 256), options=(("gamma_dtype", "fp32"),))
 
 def made(case, device="cpu"):
     call = family_of(case.function).make(case, device, 0)
-    return call, getattr(reference, case.function)(*call.args, **call.kwargs)
+    return call, named(reference, case.function)(*call.args, **call.kwargs)
 
 
 @pytest.mark.parametrize("case", everything(), ids=lambda case: case.name)

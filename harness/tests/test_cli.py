@@ -13,6 +13,7 @@ from harness.__main__ import NO_GPU, main
 from harness.case_run import blank
 from harness.environment import ROOT, digest, slug
 from harness.options import Options, UsageError, cases, parse_case
+from harness.sweeps import llm, smoke
 
 CPU = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -25,7 +26,7 @@ def harness(*arguments, timeout=120):
 def test_list_as_json(capsys):
     assert main(["list", "--sweep", "llm", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found) == 88
+    assert len(found) == len(llm())
     assert found[0]["name"] == "layernorm_fwd 4096x1024 bf16"
     assert all(one["bytes"] > 0 and one["flops"] > 0 and one["memory_bytes"] > 0 for one in found)
     assert all(one["about_s"] > 0 for one in found)
@@ -35,17 +36,18 @@ def test_list_as_a_table(capsys):
     assert main(["list", "-k", "^rmsnorm_fwd"]) == 0
     out = capsys.readouterr().out
     assert "rmsnorm_fwd 4096x4096 bf16" in out and "layernorm" not in out
-    assert "4 cases" in out
+    assert "7 cases" in out
 
 
 def test_any_shape_can_be_asked_for(capsys):
     assert main(["list", "--function", "rmsnorm_fwd", "--shape", "123,4567", "--json"]) == 0
-    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == ["rmsnorm_fwd 123x4567 bf16"]
+    found = [one["name"] for one in json.loads(capsys.readouterr().out)]
+    assert found == [f"rmsnorm_fwd 123x4567 bf16{recipe}" for recipe in ("", " fp8_delayed", " fp8_current")]
 
 
 def test_dry_run_measures_and_writes_nothing(capsys, tmp_path):
     assert main(["bench", "--dry-run", "--out", str(tmp_path / "run")]) == 0
-    assert "32 cases" in capsys.readouterr().out
+    assert f"{len(smoke())} cases" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 
 
@@ -74,7 +76,7 @@ def test_two_runs_are_compared(capsys, tmp_path):
         (["--sweep", "llms"], "unknown sweep 'llms'; did you mean llm"),
         (["--function", "rmsnorm"], "did you mean rmsnorm_fwd"),
         (["--impl", "optimised"], "did you mean optimized"),
-        (["--impl", "zzz"], "known: reference, compiled, optimized, copy"),
+        (["--impl", "zzz"], "known: reference, compiled, optimized, cublas, unfused, eager, copy"),
         (["--dtype", "bf61"], "did you mean bf16"),
         (["--recipe", "mxfp9"], "unknown recipe"),
         (["--shape", "4096x0"], "4096x8192"),

@@ -20,7 +20,7 @@ def call_of(case):
 
 
 def test_names_and_which_are_checked():
-    assert list(IMPLEMENTATIONS) == ["reference", "compiled", "optimized", "cublas", "unfused", "copy"]
+    assert list(IMPLEMENTATIONS) == ["reference", "compiled", "optimized", "cublas", "unfused", "eager", "copy"]
     assert [name for name, each in IMPLEMENTATIONS.items() if not each.checked] == ["copy"]
     assert IMPLEMENTATIONS["reference"].available() is None and IMPLEMENTATIONS["copy"].available() is None
 

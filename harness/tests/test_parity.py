@@ -12,6 +12,7 @@ from harness import parity
 from harness.cases import Call, Case, Expected, family_of
 from harness.accuracy import Measure
 from harness.guards import BAND_BYTES, Guarded, Inputs, poison, refill, unwritten_bytes
+from harness.pipelines import named
 from harness.sweeps import edge, smoke
 from harness.tests import cheats
 
@@ -21,7 +22,8 @@ SMALL_CASES = [case for case in (*smoke(), *edge()) if case.rows * case.hidden <
 
 
 def run_reference(case):
-    return lambda call: getattr(reference, case.function)(*call.args, **call.kwargs)
+    function = named(reference, case.function)
+    return lambda call: function(*call.args, **call.kwargs)
 
 
 @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)

@@ -59,7 +59,7 @@ def test_cpu_run_shows_what_there_is(tmp_path):
     write(run, None)
     text = (run / "REPORT.md").read_text()
     assert text.startswith("# CPU")
-    assert {path.stem for path in (run / "plots").glob("*.png")} == {*CPU_FIGURES, "quantization_accuracy"}
+    assert {path.stem for path in (run / "plots").glob("*.png")} == {*CPU_FIGURES, "quantization_accuracy", "pipeline_fusion"}
     assert all(f"(plots/{name}.png)" in text for name in CPU_FIGURES)
 
 

@@ -45,8 +45,8 @@ def test_families_come_one_after_the_other(monkeypatch):
 
     monkeypatch.setitem(FAMILIES, "rmsnorm_fwd", Other(FAMILIES["rmsnorm_fwd"]))
     found = [task.family for task in schedule.tasks(Options())[1]]
-    assert len(set(found)) == 5 and found == sorted(found, key=found.index)
-    assert sum(a != b for a, b in zip(found, found[1:])) == 4
+    assert len(set(found)) == 6 and found == sorted(found, key=found.index)
+    assert sum(a != b for a, b in zip(found, found[1:])) == 5
 
 
 def test_a_process_of_torchrun_has_its_share_its_gpu_and_its_folder(tmp_path):

@@ -174,6 +174,13 @@ class OperationFuser:
         quantizers = self._unquantized if region is None else self._quantizers(plan, region, input.device, recomputed)
         return plan, quantizers, tensors
 
+    def fused(self):
+        """(forward, backward): the operations that are computed, both in forward order, where all tensors need
+        gradients."""
+        parameters = [held[name] for held, name in self._slots]
+        requires = (True,) * (self.num_extra_inputs + 1 + len(parameters))
+        return make_plan(self, None, requires, parameters, None).fused
+
     def _where(self):
         """(region, recomputed) of a call: a forward inside a backward pass is one that a checkpoint computes again; the
         `autocast` around it may be gone by then, and is that of the last forward."""
