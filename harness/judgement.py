@@ -56,7 +56,8 @@ def judge(
     judged, credible = Judged({}, {}), CREDIBLE + family.loosely(call)
     for name, (found, wanted) in measured.items():
         if isinstance(wanted, Accuracy):
-            _demand_accuracy(name, found, wanted, pairs[name][0].dtype, credible)
+            dtype = pairs[name][0].dtype
+            _demand_accuracy(name, found, wanted, dtype, credible + (times - 1) * torch.finfo(dtype).eps)
             if family.closer and twin:
                 _demand_closer(name, found, wanted, pairs[name][0])
             judged.errors[name] = {"max": found.max, "rms": found.rms,
