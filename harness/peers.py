@@ -24,9 +24,17 @@ def load(gpu: str | None) -> dict[tuple[str, str], dict[str, float]]:
     return found
 
 
-def best(row: dict) -> tuple[str, float] | None:
-    """The fastest recorded peer (name, µs) of a row's function and shape, where the row is plain bf16."""
-    if row["dtype"] != "bf16" or row["recipe"] != "none" or row["options"]:
+def key(row: dict) -> tuple[str, str] | None:
+    """What a row's function and shape are recorded as, where the row is bf16 without options: with FP8 outputs, rowwise
+    alone or both ways, as function_fp8d (delayed scaling), _fp8c (current), _fp8d_rc, _fp8c_rc."""
+    suffix = {"none": "", "fp8_delayed": "_fp8d", "fp8_current": "_fp8c"}.get(row["recipe"])
+    sides = {(): "", (("orientation", "both"),): "_rc"}.get(tuple(row["options"].items()))
+    if row["dtype"] != "bf16" or suffix is None or sides is None or (sides and not suffix):
         return None
-    peers = load(row["gpu"]).get((row["function"], row["shape"]))
+    return f"{row['function']}{suffix}{sides}", row["shape"]
+
+
+def best(row: dict) -> tuple[str, float] | None:
+    """The fastest recorded peer (name, µs) of what the row is recorded as."""
+    peers = load(row["gpu"]).get(key(row))
     return min(peers.items(), key=lambda item: item[1]) if peers else None

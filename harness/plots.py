@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness import peers, style, table
-from harness.cases import PRODUCTS
+from harness.cases import NORMS, PRODUCTS
 from harness.table import errors, time_us
 
 Cases = dict[str, dict[str, dict[str, Any]]]
@@ -62,6 +62,7 @@ def percent_of_limit(cases: Cases) -> Figure | None:
         and of["optimized"]["function"] not in PRODUCTS
         and of["optimized"]["dtype"] == "bf16"
         and not of["optimized"]["options"]
+        and not (of["optimized"]["function"] in NORMS and of["optimized"]["recipe"] != "none")
     ]
     grouped = _by_function(found)
     if not grouped:
@@ -157,16 +158,18 @@ def against_peers(cases: Cases) -> Figure | None:
     """Recorded time of each peer / time of optimized, a panel a function; above the line of 1, optimized is
     faster."""
     found = [of for of in cases.values() if time_us(of.get("optimized")) and peers.best(of["optimized"])]
-    grouped = _by_function(found)
+    grouped = defaultdict(list)
+    for of in found:
+        grouped[peers.key(of["optimized"])[0]].append(of)
     if not grouped:
         return None
-    known = [peers.load(of["optimized"]["gpu"])[_key(of)] for of in found]
+    known = [peers.load(of["optimized"]["gpu"])[peers.key(of["optimized"])] for of in found]
     names = sorted({peer for times in known for peer in times})
     figure, axes = style.panels(len(grouped), height=3.1)
     for panel, (function, members) in zip(axes, grouped.items()):
         kept, drawn = sorted(members, key=_order), [1.0]
         for index, name in enumerate(names):
-            times = [peers.load(of["optimized"]["gpu"])[_key(of)].get(name) for of in kept]
+            times = [peers.load(of["optimized"]["gpu"])[peers.key(of["optimized"])].get(name) for of in kept]
             points = [
                 (x, took / time_us(of["optimized"])) for x, (of, took) in enumerate(zip(kept, times)) if took
             ]
@@ -212,10 +215,6 @@ def _order(of: dict[str, dict[str, Any]]) -> tuple[int, int]:
 
 def _bytes(of: dict[str, dict[str, Any]]) -> int:
     return of["optimized"]["bytes"] or 0
-
-
-def _key(of: dict[str, dict[str, Any]]) -> tuple[str, str]:
-    return of["optimized"]["function"], of["optimized"]["shape"]
 
 
 def _shape(row: dict[str, Any]) -> str:

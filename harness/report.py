@@ -63,7 +63,7 @@ def write(run: Path | None, out: Path | None) -> int:
 
 def compose(found: list[dict[str, Any]], runs: list[dict[str, Any]], plots: Path) -> str:
     """The report's Markdown; draws its figures into the folder `plots`."""
-    from harness import plots_pipelines, plots_quantization
+    from harness import plots_norms, plots_pipelines, plots_quantization
 
     origin = provenance(found, runs)
     grouped = cases(found)
@@ -74,6 +74,7 @@ def compose(found: list[dict[str, Any]], runs: list[dict[str, Any]], plots: Path
     pipelines = plots_pipelines.held(grouped)
     others = {name: of for name, of in grouped.items() if name not in pipelines}
     parts += _figures(found, grouped, runs, plots, origin, on_gpu) + plots_quantization.section(others, plots, origin)
+    parts += plots_norms.section(others, plots, origin)
     parts += plots_pipelines.section(grouped, plots, origin)
     parts += _tables(grouped, on_gpu) + _specializations(found) + _failures(found)
     parts += [
