@@ -176,11 +176,40 @@ def test_other_modules_stand_among_operations():
     assert len(pipeline) == 5 and isinstance(pipeline[1:], ops.Sequential) and len(pipeline[:2] + [ops.Identity()]) == 3
 
 
-def test_compiled_code_breaks_its_graph_and_is_right():
-    pipeline, x = ops.Sequential(ops.RMSNorm(32), ops.BasicLinear(32, 32)), draw(8, 32)
+@pytest.mark.parametrize("pipeline", [ops.Sequential(ops.RMSNorm(32), ops.BasicLinear(32, 32)), ops.BasicLinear(32, 32)])
+def test_compiled_code_breaks_its_graph_and_is_right(pipeline):
+    x = draw(8, 32)
     compiled = torch.compile(lambda t: pipeline(t * 2) * 3, backend="eager")
     found, wanted = compiled(x), pipeline(x * 2) * 3
     assert torch.equal(found, wanted) and torch.equal(*[gradients(y.sum(), x)[0] for y in (found, wanted)])
+
+
+def test_autocast_of_torch_does_not_reach_inside():
+    pipeline, x = pipelines.sequential(pipelines.make("RLSB"), reference), draw(8, 32)
+    wanted = pipeline(x)
+    grads = gradients(wanted.sum(), x, *pipeline.parameters())
+    with torch.autocast("cpu", torch.bfloat16):
+        y = pipeline(x)
+        assert torch.equal(y, wanted) and y.dtype == torch.float32
+        assert all(map(torch.equal, gradients(y.sum(), x, *pipeline.parameters()), grads))
+
+
+def test_parameters_that_are_swapped_for_a_call():
+    pipeline, x = ops.Sequential(ops.RMSNorm(32), ops.BasicLinear(32, 32)), draw(8, 32)
+    other = {name: torch.randn_like(value).requires_grad_() for name, value in pipeline.named_parameters()}
+    y = torch.func.functional_call(pipeline, other, x)
+    wanted = functional.linear(functional.rms_norm(x, (32,), other["0.weight"], 1e-5), other["1.weight"])
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
+    for found, grad in zip(gradients(y.sum(), *other.values()), gradients(wanted.sum(), *other.values())):
+        torch.testing.assert_close(found, grad, rtol=1e-4, atol=1e-4)
+
+
+def test_saved_tensors_pass_through_hooks():
+    pipeline, x = pipelines.sequential(pipelines.make("NLSB"), reference), draw(8, 32)
+    wanted, packed = gradients(pipeline(x).sum(), x), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t.clone(), lambda t: t):
+        y = pipeline(x)
+    assert torch.equal(gradients(y.sum(), x)[0], wanted[0]) and len(packed) == 6
 
 
 @pytest.mark.parametrize("kernels", [reference, optimized])

@@ -19,7 +19,8 @@ from reference.quantized import QuantizedTensor
 
 
 class Node(torch.autograd.Function):
-    """A pipeline as one node of the autograd graph: it runs a plan, forward and backward."""
+    """A pipeline as one node of the autograd graph: it runs a plan, forward and backward, in the dtypes that it is given:
+    torch.autocast does not reach inside."""
 
     @staticmethod
     def forward(func_ctx, plan, quantizers, keywords, *tensors):
@@ -29,6 +30,9 @@ class Node(torch.autograd.Function):
         `tensors` are the extra inputs, the input and the parameters: autograd takes for a view that is written what
         comes first.
         """
+        if torch._C._is_any_autocast_enabled():
+            with torch.autocast(tensors[plan.input].device.type, enabled=False):
+                return Node.forward(func_ctx, plan, quantizers, keywords, *tensors)
         kernels = plan.kernels
         contexts = [OperationContext(kernels, *each) for each in zip(*plan.settings, quantizers)]
         x, outputs = tensors[plan.input], ()
@@ -59,6 +63,9 @@ class Node(torch.autograd.Function):
         """Gradients of the input, the parameters and the extra inputs. Differentiable once."""
         if torch.is_grad_enabled():
             return _once(func_ctx, grad_output, *grad_outputs)
+        if torch._C._is_any_autocast_enabled():
+            with torch.autocast(func_ctx.kind, enabled=False):
+                return Node.backward(func_ctx, grad_output, *grad_outputs)
         plan, contexts = func_ctx.plan, func_ctx.contexts
         restore(contexts, func_ctx.saved_tensors, func_ctx.forms)
         steps, hidden = plan.backward, func_ctx.hidden
@@ -100,7 +107,7 @@ def _keep(func_ctx, plan, contexts, x, tensors):
     """Leave for backward what it needs, and tell autograd what was written; -> that, but for the output itself."""
     kept, func_ctx.forms = flatten(contexts)
     func_ctx.save_for_backward(*kept)
-    func_ctx.plan, func_ctx.contexts, func_ctx.hidden = plan, contexts, ()
+    func_ctx.plan, func_ctx.contexts, func_ctx.hidden, func_ctx.kind = plan, contexts, (), x.device.type
     if not plan.written:
         return ()
     written = [tensors[place] for _, place in plan.written]
@@ -158,7 +165,7 @@ class OperationFuser:
         try:
             requires = tuple([t.requires_grad for t in tensors])
         except AttributeError:
-            wrong = next(t for t in (input, *extra_inputs) if not isinstance(t, Tensor))
+            wrong = next((t for t in (input, *extra_inputs) if not isinstance(t, Tensor)), None)
             refuse(TypeError, "Sequential", f"an input is {kind(wrong)}, but must be a torch.Tensor")
         if not torch.is_grad_enabled():
             requires = ()

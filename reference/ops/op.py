@@ -71,6 +71,8 @@ class FusibleOperation(torch.nn.Module):
 
     def forward(self, input, *extra_inputs, **kwargs):
         """The operation as a pipeline of its own; `kwargs` go to its (first) basic operation."""
+        if torch.compiler.is_dynamo_compiling():
+            return torch.compiler.disable(self.forward)(input, *extra_inputs, **kwargs)
         fuser = self.__dict__.get("_fuser")
         if fuser is None:
             from reference.ops.fuser import OperationFuser
