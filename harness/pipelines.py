@@ -25,8 +25,8 @@ SETTLING = 3
 class ResidualBlock:
     """RMSNorm, BasicLinear, ConstantScale, AddExtraInput(in_place=True) on one table, forward and backward.
 
-    Made for one size and recipe; the parameters are those of the call. Delayed scaling takes its scales in SETTLING steps
-    at the first call, and keeps them: a call then is a step less the update between two.
+    Made for one size and recipe; the parameters are those of the call. Delayed scaling takes its scales in SETTLING
+    steps at the first call, and keeps them: a call then is a step less the update between two.
     """
 
     def __init__(self, kernels: ModuleType, fuse: bool = True):
@@ -83,8 +83,8 @@ def row_fields(case: Case) -> dict[str, Any]:
 
 
 def function_of(name: str) -> Callable[..., tuple]:
-    """What computes a residual block beside the tables' own: "unfused", "eager" or "compiled". One for each size, recipe
-    and use."""
+    """What computes a residual block beside the tables' own: "unfused", "eager" or "compiled". One for each size,
+    recipe and use."""
     if name == "unfused":
         import optimized
         return ResidualBlock(optimized, fuse=False)
@@ -100,7 +100,7 @@ def named(package: ModuleType, function: str) -> Callable[..., tuple]:
 
 
 def lists(kernels: ModuleType) -> dict[str, list[tuple[str, list[str]]]]:
-    """forward, backward -> the operations that are computed, in forward order: (name, the basic ones that it covers)."""
+    """forward, backward -> the operations that are computed, in forward order: (name, the basic ones covered)."""
     made = list(residual_block(kernels, 32, 0.5, torch.float32))
     return {direction: [(type(op).__name__, [type(each).__name__ for each in op.basic_ops]) for op in fused]
             for direction, fused in zip(("forward", "backward"), ops.OperationFuser(made, kernels).fused())}

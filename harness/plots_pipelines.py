@@ -43,8 +43,8 @@ def section(cases: Cases, plots: Path, origin: str) -> list[str]:
 
 def table(cases: Cases) -> list[str]:
     """The lines of a Markdown table: GPU time of one forward and backward, and of fused over its rivals."""
-    lines = ["| pipeline | fused µs | unfused µs | torch.compile µs | eager µs | / unfused | / compile | / eager | status |",
-             "|---|--:|--:|--:|--:|--:|--:|--:|---|"]
+    lines = ["| pipeline | fused µs | unfused µs | torch.compile µs | eager µs | / unfused | / compile | / eager | "
+             "status |", "|---|--:|--:|--:|--:|--:|--:|--:|---|"]
     for name, of in cases.items():
         took = {rival: time_us(of.get(rival)) for rival in RIVALS}
         ratios = [took["optimized"] / took[rival] if took["optimized"] and took[rival] else None

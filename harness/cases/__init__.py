@@ -10,7 +10,8 @@ from harness.cases.base import (
 from harness.cases.recipes import quantizer_of
 
 __all__ = [
-    "DTYPES", "EXACT", "FAMILIES", "FUSED", "NORMS", "PIPELINES", "PRODUCTS", "RECIPES", "Allowance", "Call", "Case", "Expected", "Family",
+    "DTYPES", "EXACT", "FAMILIES", "FUSED", "NORMS", "PIPELINES", "PRODUCTS", "RECIPES", "Allowance", "Call", "Case",
+    "Expected", "Family",
     "Work", "accepted", "family_of", "for_a_cpu", "known", "quantizer_of", "with_rows",
 ]
 

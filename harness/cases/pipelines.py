@@ -2,8 +2,8 @@
 
 residual_block(x, residual, gamma, weight, dy, scale, recipe) is a pre-norm block with a scaled residual,
 y = residual + scale · rmsnorm(x) · weightᵀ, written into residual, and the gradients of x, gamma and weight for the
-gradient dy of y; that of the residual is dy itself. The shape of a case is (M, H): all matrices of a token have H columns,
-the weight is H × H. With a recipe the operands of the three products are quantized, then dequantized and multiplied in
+gradient dy of y; that of the residual is dy itself. The shape of a case is (M, H): a token has H values everywhere, the
+weight is H × H. With a recipe the operands of the three products are quantized, then dequantized and multiplied in
 `dtype`: see harness.pipelines.
 """
 

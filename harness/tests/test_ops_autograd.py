@@ -176,7 +176,8 @@ def test_other_modules_stand_among_operations():
     assert len(pipeline) == 5 and isinstance(pipeline[1:], ops.Sequential) and len(pipeline[:2] + [ops.Identity()]) == 3
 
 
-@pytest.mark.parametrize("pipeline", [ops.Sequential(ops.RMSNorm(32), ops.BasicLinear(32, 32)), ops.BasicLinear(32, 32)])
+@pytest.mark.parametrize("pipeline", [ops.Sequential(ops.RMSNorm(32), ops.BasicLinear(32, 32)),
+                                      ops.BasicLinear(32, 32)])
 def test_compiled_code_breaks_its_graph_and_is_right(pipeline):
     x = draw(8, 32)
     compiled = torch.compile(lambda t: pipeline(t * 2) * 3, backend="eager")

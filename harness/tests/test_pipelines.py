@@ -109,8 +109,10 @@ def test_rows_say_how_quantized_operands_are_multiplied():
 def test_the_report_draws_what_is_fused_and_compares(tmp_path):
     cases = {}
     for case in sweep()[:2] + sweep()[-3:-2]:
-        cases[case.name] = {name: synthetic.gpu_row(case, "optimized") | {"implementation": name, "graph_us": {"median": time_us}} for name, time_us in
-                            (("optimized", 70.0), ("unfused", 90.0), ("compiled", 80.0), ("eager", 100.0))}
+        row = synthetic.gpu_row(case, "optimized")
+        times = {"optimized": 70.0, "unfused": 90.0, "compiled": 80.0, "eager": 100.0}
+        cases[case.name] = {name: row | {"implementation": name, "graph_us": {"median": took}}
+                            for name, took in times.items()}
     text = "\n".join(plots_pipelines.section(cases | {"other": {"optimized": {"function": "add"}}}, tmp_path, "here"))
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.{kind}" for name in plots_pipelines.TITLES
                                                          for kind in ("png", "svg")}

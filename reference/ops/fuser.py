@@ -19,8 +19,8 @@ from reference.quantized import QuantizedTensor
 
 
 class Node(torch.autograd.Function):
-    """A pipeline as one node of the autograd graph: it runs a plan, forward and backward, in the dtypes that it is given:
-    torch.autocast does not reach inside."""
+    """A pipeline as one node of the autograd graph: it runs a plan, forward and backward, in the dtypes that it is
+    given: torch.autocast does not reach inside."""
 
     @staticmethod
     def forward(func_ctx, plan, quantizers, keywords, *tensors):
