@@ -15,7 +15,7 @@ from optimized.plan import SIZES, Chip, Plan
 ACROSS_BOX = (DEPTH // CLUSTER, 64)  # (K, M or N): what one load moves of an operand that lies across
 CHUNK_ROWS, CHUNK_ROW_BYTES = 64, 64
 POINTERS = 6  # that a call has for each product: A, B, C, D, a factor in device memory or 0, and the scale
-PARTS_THREADS, PARTS_RUN = 256, 8  # kPartsThreads; elements a thread
+PARTS_THREADS, PARTS_RUN = 64, 8  # kPartsThreads; elements a thread
 
 
 def takes(products: tuple[Operands, ...], exact: bool, here: Chip) -> bool:

@@ -10,11 +10,11 @@ from array import array
 from dataclasses import dataclass, replace
 
 from optimized.linear_plan import Product
-from optimized.plan import Chip, Plan
+from optimized.plan import SIZES, Chip, Plan
 
 CLUSTER = 2
 DEPTH = 64  # elements of K in a stage
-CHUNK_BYTES = 64 * 64  # of D in a staging buffer
+SLOT_BYTES = 2 * 64 * 64  # of staging memory
 THREADS = 384
 SHARED_BYTES = 232_448
 SECOND, SHARES_A = 1, 2  # bits of Item::what
@@ -24,34 +24,36 @@ GROUP_ROWS = 2048  # of D that a wave of clusters works on, so that it re-reads 
 # A model of one CTA's time, in SM cycles.
 FLOPS_A_CYCLE = 4096
 L2_BYTES_A_CYCLE = 46
+MEMORY_BYTES_A_CYCLE = 18  # an SM's share
 FILL_CYCLES = 1500  # from the start of a launch to the first product
 STORE_CYCLES = 0.04  # an element of D, where nothing multiplies meanwhile
 SECOND_LAUNCH_CYCLES = 3000
-MIN_STEPS = 4  # of a part of K
+MIN_STEPS, MAX_PARTS = 4, 32  # of K
+SHALLOW = 128  # of K
 MAX_DEPTH = DEPTH * 0x7FFF  # Item::stages
 
 
 @dataclass(frozen=True)
 class Tile:
     """`rows` and `cols` of D that a CTA works on at a time: one tile for both consumers (Cooperative), or one each,
-    by turns (PingPong). `stages` of A and B in flight, `buffers` a consumer for chunks of D."""
+    by turns (PingPong). `stages` of A and B in flight, `slots` a consumer for D on its way out."""
 
     schedule: str
     rows: int
     cols: int
     stages: int
-    buffers: int
+    slots: int
 
     @property
     def spelled(self) -> str:
         """The C++ type."""
-        return f"Tile<{self.schedule}, {self.rows}, {self.cols}, {self.stages}, {self.buffers}>"
+        return f"Tile<{self.schedule}, {self.rows}, {self.cols}, {self.stages}, {self.slots}>"
 
     @property
     def shared_bytes(self) -> int:
         """sizeof(GemmShared)."""
-        barriers = 16 * self.stages + 16 * self.buffers
-        used = 2 * DEPTH * (self.rows + self.cols) * self.stages + 2 * self.buffers * CHUNK_BYTES + barriers
+        barriers = 16 * (self.stages + self.slots)
+        used = 2 * DEPTH * (self.rows + self.cols) * self.stages + 2 * self.slots * SLOT_BYTES + barriers
         return -(-used // 1024) * 1024
 
     @property
@@ -60,10 +62,17 @@ class Tile:
         return f"{self.schedule} {self.rows}x{self.cols}"
 
 
-LARGE, TALL = Tile("Cooperative", 128, 256, 4, 4), Tile("Cooperative", 256, 128, 4, 4)
-TURNS = Tile("PingPong", 128, 192, 5, 3), Tile("PingPong", 128, 160, 5, 4), Tile("PingPong", 128, 128, 6, 4)
-TILES = {"Forward": (LARGE, TALL, *TURNS), "Backward": (LARGE, TURNS[0], TURNS[2])}
-SPLIT_TILE = TURNS[2]
+LARGE, TALL = Tile("Cooperative", 128, 256, 4, 2), Tile("Cooperative", 256, 128, 4, 2)
+WIDE, MEDIUM, SMALL = (
+    Tile("PingPong", 128, 192, 4, 2), Tile("PingPong", 128, 160, 5, 2), Tile("PingPong", 128, 128, 6, 2))
+TILES = {  # by way and results: each is a kernel to compile
+    ("Forward", "Stores"): (LARGE, TALL, WIDE, MEDIUM, SMALL),
+    ("Forward", "ScaleAdds"): (LARGE, TALL, WIDE, MEDIUM, SMALL),
+    ("Forward", "Floats"): (SMALL,),
+    ("Backward", "Stores"): (LARGE, WIDE, SMALL),
+    ("Backward", "Floats"): (LARGE, WIDE, SMALL),
+    ("Backward", "ScaleAdds"): (LARGE,),
+}
 
 
 @dataclass(frozen=True)
@@ -80,26 +89,34 @@ class GemmPlan:
 
 
 def takes(products: tuple[Product, ...], chip: Chip) -> bool:
-    """Whether one launch does the products: 16-bit operands on 16 bytes, sums that leave as their type or as float32."""
+    """Whether one launch does the products: 16-bit operands on 16 bytes, sums that leave as their type or as float32.
+
+    Shallow products of few tiles are left to the general path, which starts sooner.
+    """
     def fits(p):
         result = p.output == p.element or p.output == "f32" and (p.a_across or not p.adds)  # wgrad adds in place
         return p.element != "f32" and p.aligned and result and 0 < p.k <= MAX_DEPTH and min(p.m, p.n) > 0
 
-    return chip.arch == "sm_90a" and CLUSTER in dict(chip.clusters) and all(map(fits, products))
+    def quick(p):
+        return p.k <= SHALLOW and -(-p.m // 64) * -(-p.n // 64) <= chip.sms
+
+    capable = chip.arch == "sm_90a" and CLUSTER in dict(chip.clusters)
+    return capable and all(map(fits, products)) and not all(map(quick, products))
 
 
 @functools.lru_cache(maxsize=1024)
 def gemm(products: tuple[Product, ...], chip: Chip, tile: Tile | None = None) -> GemmPlan:
     """The plan of forward's product, dgrad, wgrad, or dgrad and wgrad, with the fastest tile by the model, or `tile`."""
-    way, element = "Backward" if products[0].b_across else "Forward", products[0].element
-    choice = tile or min(TILES[way], key=lambda each: cycles(each, products, chip))
+    way = "Backward" if products[0].b_across else "Forward"
+    choice = tile or min(TILES[way, _results(products)], key=lambda each: cycles(each, products, chip))
     parts = 1 if tile else _parts(products, cycles(choice, products, chip), chip)
     if parts > 1:
-        choice, products = SPLIT_TILE, (replace(products[0], output="f32", adds=False),)
+        choice, products = SMALL, (replace(products[0], output="f32", adds=False),)
     lists = work(choice, products, chip, parts)
     variant = choice.name + (f", K in {parts}" if parts > 1 else "")
-    plan = Plan("gemm.cu", f"gemm<{element}, {way}, {choice.spelled}>", variant, CLUSTER * len(lists), THREADS, CLUSTER,
-                stages=choice.stages, shared_bytes=choice.shared_bytes, programmatic=True)
+    kernel = f"gemm<{products[0].element}, {way}, {choice.spelled}, {_results(products)}>"
+    plan = Plan("gemm.cu", kernel, variant, CLUSTER * len(lists), THREADS, CLUSTER, stages=choice.stages,
+                shared_bytes=choice.shared_bytes, programmatic=True)
     return GemmPlan(plan, choice, _packed(lists), len(lists), parts, _round_up(products[0].m, choice.rows))
 
 
@@ -141,11 +158,28 @@ def cycles(tile: Tile, products: tuple[Product, ...], chip: Chip) -> float:
     """SM cycles of the CTA that is busy longest, by the model."""
     bytes_a_step = 2 * DEPTH * (tile.rows + tile.cols - max(tile.rows, tile.cols) / 2)
     step = max(2 * tile.rows * tile.cols * DEPTH / FLOPS_A_CYCLE, bytes_a_step / L2_BYTES_A_CYCLE)
-    store = STORE_CYCLES * tile.rows * tile.cols * (2 if products[0].adds else 1)
+    store = STORE_CYCLES * tile.rows * tile.cols * (1.5 if products[0].adds else 1)
     lists = work(tile, products, chip)
     hidden = tile.schedule == "PingPong" and max(map(len, lists)) > 2
     longest = max(sum(step * item[2] + (0 if hidden else store) for item in items) for items in lists)
-    return FILL_CYCLES + longest + (store if hidden else 0)
+    return FILL_CYCLES + _together(longest + (store if hidden else 0), _memory_cycles(products, chip))
+
+
+def _together(work: float, memory: float) -> float:
+    """What limits, and a part of what it does not quite hide."""
+    return max(work, memory) + min(work, memory) / 4
+
+
+def _memory_cycles(products: tuple[Product, ...], chip: Chip) -> float:
+    moved = sum(2 * (p.m * p.k + p.n * p.k) + SIZES[p.output] * p.m * p.n * (2 if p.adds else 1) for p in products)
+    return moved / (MEMORY_BYTES_A_CYCLE * chip.sms)
+
+
+def _results(products: tuple[Product, ...]) -> str:
+    """The policy type of the kernel that says what becomes of the sums."""
+    if products[-1].output == "f32":
+        return "Floats"
+    return "ScaleAdds" if products[-1].adds else "Stores"
 
 
 def _parts(products: tuple[Product, ...], whole: float, chip: Chip) -> int:
@@ -153,13 +187,17 @@ def _parts(products: tuple[Product, ...], whole: float, chip: Chip) -> int:
     product = products[0]
     if product.b_across or product.n % 8 or product.output == "f32":
         return 1
-    parts = min(clusters_of(chip) // len(pairs(SPLIT_TILE, product)), _steps(product) // MIN_STEPS)
-    if parts < 2:
-        return 1
-    step = 2 * SPLIT_TILE.rows * SPLIT_TILE.cols * DEPTH / FLOPS_A_CYCLE
-    moved = 8 * parts * product.m * product.n / (L2_BYTES_A_CYCLE * chip.sms)
-    split = FILL_CYCLES + -(-_steps(product) // parts) * step + moved + SECOND_LAUNCH_CYCLES
-    return parts if split < whole else 1
+    count, clusters = len(pairs(SMALL, product)), clusters_of(chip)
+    step = 2 * SMALL.rows * SMALL.cols * DEPTH / FLOPS_A_CYCLE
+    moved = 8 * product.m * product.n / (L2_BYTES_A_CYCLE * chip.sms)  # of a part: written and read
+
+    def split(parts):
+        longest = -(-count * parts // clusters) * -(-_steps(product) // parts) * step
+        return FILL_CYCLES + SECOND_LAUNCH_CYCLES + parts * moved + _together(longest, _memory_cycles(products, chip))
+
+    most = min(MAX_PARTS, _steps(product) // MIN_STEPS)
+    best = min(range(2, most + 1), key=split, default=1)
+    return best if best > 1 and split(best) < whole else 1
 
 
 def _steps(product: Product) -> int:

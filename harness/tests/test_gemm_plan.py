@@ -11,7 +11,7 @@ from optimized.linear_plan import Product
 from optimized.plan import H200, Chip
 
 ALL_TILES = tuple(dict.fromkeys(tile for tiles in TILES.values() for tile in tiles))
-SHAPES = [(1, 1, 8), (8, 8, 8), (128, 256, 64), (129, 257, 72), (1000, 4104, 4104), (100, 28672, 6144),
+SHAPES = [(1, 1, 136), (8, 8, 256), (128, 256, 192), (129, 257, 200), (1000, 4104, 4104), (100, 28672, 6144),
           (4096, 1024, 1024), (3000, 7168, 11008), (385, 1032, 20000)]
 
 
@@ -43,7 +43,7 @@ def test_every_tile_of_the_result_once(tile, shape):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_lists_hold_all_work_and_the_longest_first(shape):
-    products, tile = backward(*shape), TILES["Backward"][0]
+    products, tile = backward(*shape), TILES["Backward", "Stores"][0]
     lists = work(tile, products, H200)
     assert sorted(sum(lists, [])) == sorted(item for each in products for item in pairs(tile, each))
     assert len(lists) <= gemm_plan.clusters_of(H200)
@@ -84,20 +84,26 @@ def test_few_kernels_serve_all_shapes():
     asked = [products for shape in SHAPES for products in (
         (forward(*shape),), (forward(*shape, adds=True),), backward(*shape), backward(*shape, adds=True),
         backward(*shape, output="f32", adds=True), backward(*shape)[:1], backward(*shape)[1:])]
-    assert all(takes(products, H200) for products in asked)
-    assert len({gemm(products, H200).plan.kernel for products in asked}) <= 12
+    asked = [products for products in asked if takes(products, H200)]
+    assert len(asked) > 50
+    assert len({gemm(products, H200).plan.kernel for products in asked}) <= 18
 
 
 @pytest.mark.parametrize("refused", [
-    forward(64, 64, 64, aligned=False), forward(64, 64, 0), forward(0, 64, 64), forward(64, 64, 64, output="f16"),
-    Product(64, 64, 64, "f32", "f32"), forward(64, 64, 64 * 0x8000)], ids=str)
+    forward(64, 64, 640, aligned=False), forward(64, 64, 0), forward(0, 64, 640), forward(64, 64, 640, output="f16"),
+    Product(64, 64, 640, "f32", "f32"), forward(64, 64, 64 * 0x8000)], ids=str)
 def test_what_the_copy_engine_and_tensor_cores_do_not_take(refused):
     assert not takes((refused,), H200)
 
 
 def test_other_chips_take_the_general_path():
-    assert not takes((forward(64, 64, 64),), Chip("sm_80", 108, 166_912))
-    assert not takes((forward(64, 64, 64),), Chip("sm_100a", 148, 232_448, ((2, 74),)))
+    assert not takes((forward(64, 64, 640),), Chip("sm_80", 108, 166_912))
+    assert not takes((forward(64, 64, 640),), Chip("sm_100a", 148, 232_448, ((2, 74),)))
+
+
+def test_a_shallow_product_of_few_tiles_takes_the_general_path():
+    assert not takes((forward(264, 264, 72),), H200) and takes((forward(264, 264, 136),), H200)
+    assert not takes(backward(8, 8, 8), H200) and not takes(backward(8, 8, 1024)[:1], H200)
 
 
 def test_no_empty_pairs_of_rows():

@@ -26,7 +26,7 @@ struct Backward {
   static constexpr int kProducts = 2;
 };
 
-template <class E, class Way, class T, class Shared>
+template <class E, class Way, class T, class Results, class Shared>
 __device__ __forceinline__ void produce(const Gemm& g, Shared& s, Walk walk) {
   Loader<T, Shared> loader{g, s};
   for (Item item = walk.item(); item.steps(); walk.advance(1), item = walk.item()) {
@@ -34,12 +34,13 @@ __device__ __forceinline__ void produce(const Gemm& g, Shared& s, Walk walk) {
       loader.template item<typename Way::Second>(item, g.products[1]);
     else
       loader.template item<typename Way::First>(item, g.products[0]);
+    if (Epilogue<E, Way, T, Results, Shared>::residual_stages(item)) loader.residual(item, g.products[item.second()].c);
   }
 }
 
-template <class E, class Way, class T, class Shared>
+template <class E, class Way, class T, class Results, class Shared>
 __device__ __forceinline__ void consume(const Gemm& g, Shared& s, Walk walk) {
-  Epilogue<E, T, Shared> epilogue{g, s};
+  Epilogue<E, Way, T, Results, Shared> epilogue{g, s};
   Turn<T> turn;
   const float scale = g.scale * (g.factor ? *g.factor : 1.f);
   Place<T::kStages> place;
@@ -47,21 +48,23 @@ __device__ __forceinline__ void consume(const Gemm& g, Shared& s, Walk walk) {
     place.skip(walk.item().steps());
     walk.advance(1);
   }
-  epilogue.fetch_first(walk.item());
+  epilogue.begin(walk);
   float acc[T::kBlocks][T::kCols / 2];
   for (Item item = walk.item(); item.steps(); item = walk.item()) {
+    Place<T::kStages> residual = place;
+    residual.skip(item.steps());
     if (Way::kProducts > 1 && item.second())
-      multiply<E, typename Way::Second, T>(acc, s, place, turn, item.steps());
+      multiply<E, typename Way::Second, T>(acc, s, place, turn, item.steps(), epilogue.residual_stages(item));
     else
-      multiply<E, typename Way::First, T>(acc, s, place, turn, item.steps());
+      multiply<E, typename Way::First, T>(acc, s, place, turn, item.steps(), epilogue.residual_stages(item));
     if (T::kTurns > 1) place.skip(walk.item(1).steps());
     walk.advance(T::kTurns);
-    epilogue.finish(acc, scale, item, walk);
+    epilogue.finish(acc, scale, item, residual, walk);
   }
   if (epilogue.leads) bulk_wait_read<0>();
 }
 
-template <class E, class Way, class T>
+template <class E, class Way, class T, class Results>
 __global__ __launch_bounds__(kGemmThreads, 1) void gemm(const __grid_constant__ Gemm g) {
   using Shared = GemmShared<T>;
   Shared& s = *reinterpret_cast<Shared*>(swizzled_shared());
@@ -70,23 +73,29 @@ __global__ __launch_bounds__(kGemmThreads, 1) void gemm(const __grid_constant__ 
       mbarrier_init(&s.full[i], 1);
       mbarrier_init(&s.empty[i], kClusterCtas * T::kTogether * kWarpgroup / kWarp);
     }
-    for (int i = 0; i < kConsumers * T::kBuffers; ++i) mbarrier_init(&s.arrived[0][i], 1);
+    for (int i = 0; i < kConsumers * T::kSlots; ++i) mbarrier_init(&s.arrived[0][i], 1);
     fence_mbarrier_init();
   }
   __syncwarp();
-  cluster_arrive();
+  cluster_arrive_relaxed();
   cluster_wait();
+  const Walk walk{g.items + blockIdx.x / kClusterCtas, g.clusters};
+  if (threadIdx.x == 0) {
+    const Product& first = g.products[walk.item().second()];
+    prefetch_map(&first.a);
+    prefetch_map(&first.b);
+    prefetch_map(&first.d);
+  }
   wait_for_grids_in_front();
   let_grid_behind_come();
-  const Walk walk{g.items + blockIdx.x / kClusterCtas, g.clusters};
   if (threadIdx.x < kWarpgroup) {
     give_back_registers<40>();
-    if (threadIdx.x == 0) produce<E, Way, T>(g, s, walk);
+    if (threadIdx.x == 0) produce<E, Way, T, Results>(g, s, walk);
   } else {
     take_registers<232>();
-    consume<E, Way, T>(g, s, walk);
+    consume<E, Way, T, Results>(g, s, walk);
   }
   __syncwarp();
-  cluster_arrive();
+  cluster_arrive_relaxed();
   cluster_wait();
 }

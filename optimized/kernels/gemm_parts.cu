@@ -16,7 +16,7 @@ struct Parts {
   int rows, cols, splits;
 };
 
-constexpr int kPartsThreads = 256;
+constexpr int kPartsThreads = 64;
 
 template <class E, int N>
 __global__ __launch_bounds__(kPartsThreads) void gemm_parts(const __grid_constant__ Parts a) {
@@ -26,7 +26,7 @@ __global__ __launch_bounds__(kPartsThreads) void gemm_parts(const __grid_constan
   const int row = blockIdx.x % a.rows, col = (blockIdx.x / a.rows * kPartsThreads + threadIdx.x) * N;
   if (col >= a.cols) return;
   Floats<N> sum = widen(load<f32, N>(a.parts, i64(row) * a.cols + col));
-#pragma unroll 4
+#pragma unroll 8
   for (int part = 1; part < a.splits; ++part) {
     const Floats<N> next = widen(load<f32, N>(a.parts, part * a.part + i64(row) * a.cols + col));
 #pragma unroll

@@ -10,7 +10,8 @@ constexpr int kConsumers = 2;                               // warpgroups that m
 constexpr int kGemmThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kClusterCtas = 2;
 constexpr int kDepth = 64;                                  // elements of K in a stage: 128 bytes
-constexpr int kChunkRows = 64, kChunkBytes = 64 * 64;       // of D in one staging buffer
+constexpr int kChunkRows = 64, kChunkBytes = 64 * 64;       // of D
+constexpr int kSlotChunks = 2;                              // in one slot of the staging memory
 
 // A pair of tiles, one a CTA, that have a part of A or of B in common; stages first … first + steps of K. No steps end
 // the list. With K split, `part` says where in a tall D the sums over these stages go.
@@ -23,6 +24,14 @@ struct alignas(16) Item {
   static constexpr int kStores = 0, kAddsC = 1, kStoresFloats = 2, kAddsFloats = 3;
   __device__ __forceinline__ int result() const { return what >> 2 & 3; }
   __device__ __forceinline__ int part() const { return what >> 8; }
+};
+
+// Position of a chunk of 32 columns in a tile: block after block of 64 rows, each from left to right.
+template <class T>
+struct Chunks {
+  static constexpr int kAcross = T::kCols / 32;
+  static __device__ __forceinline__ int x(int chunk) { return chunk % kAcross * 32; }
+  static __device__ __forceinline__ int y(int chunk) { return chunk / kAcross * kChunkRows; }
 };
 
 // Where somebody stands in the list of a cluster; two ends follow each list, for those who look ahead.
@@ -58,23 +67,29 @@ struct PingPong {  // a whole tile each, by turns: one multiplies while the othe
   static constexpr int kTogether = 1;
 };
 
-template <class Schedule, int Rows, int Cols, int Stages, int Buffers>
+template <class Schedule, int Rows, int Cols, int Stages, int Slots>
 struct Tile {
-  static constexpr int kRows = Rows, kCols = Cols, kStages = Stages, kBuffers = Buffers;
+  static constexpr int kRows = Rows, kCols = Cols, kStages = Stages, kSlots = Slots;
   static constexpr int kTogether = Schedule::kTogether;
   static constexpr int kTurns = kConsumers / kTogether;
   static constexpr int kBlocks = Rows / kTogether / 64;  // of 64 rows, in one consumer
   static constexpr int kABytes = Rows * kDepth * 2, kBBytes = Cols * kDepth * 2;
+  static constexpr int kStageChunks = (kABytes + kBBytes) / kChunkBytes;  // of C, in the place of A and B
+  static constexpr int kTileChunks = Rows * Cols * 2 / kChunkBytes;
+  static constexpr int kResidualStages = (kTileChunks + kStageChunks - 1) / kStageChunks;
   static_assert(kBlocks >= 1 && Cols % 32 == 0);
 };
 
 template <class T>
 struct alignas(1024) GemmShared {
-  char a[T::kStages][T::kABytes];
-  char b[T::kStages][T::kBBytes];
-  char staging[kConsumers][T::kBuffers][kChunkBytes];
+  struct Stage {
+    char a[T::kABytes];
+    char b[T::kBBytes];
+    __device__ __forceinline__ char* residual(int chunk) { return a + chunk * kChunkBytes; }
+  } stages[T::kStages];
+  char staging[kConsumers][T::kSlots][kSlotChunks * kChunkBytes];
   u64 full[T::kStages], empty[T::kStages];
-  u64 arrived[kConsumers][T::kBuffers];  // chunks of C
+  u64 arrived[kConsumers][T::kSlots];  // C, where it comes to the slots
 };
 
 // Where a walk round the stages stands.

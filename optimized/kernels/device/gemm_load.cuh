@@ -32,8 +32,23 @@ struct Loader {
       wait(&s.empty[place.stage], place.phase ^ 1);
       mbarrier_arrive_expect_tx(&s.full[place.stage], T::kABytes + T::kBBytes);
       const int k = (item.first() + step) * kDepth;
-      operand<typename Operands::A, T::kRows>(p.a, s.a[place.stage], corner.row, k, item.shares_a());
-      operand<typename Operands::B, T::kCols>(p.b, s.b[place.stage], corner.col, k, !item.shares_a());
+      operand<typename Operands::A, T::kRows>(p.a, s.stages[place.stage].a, corner.row, k, item.shares_a());
+      operand<typename Operands::B, T::kCols>(p.b, s.stages[place.stage].b, corner.col, k, !item.shares_a());
+    }
+  }
+
+  // C follows the stages that it is added to, as one or two more: on its way while the last products are made.
+  __device__ __forceinline__ void residual(const Item& item, const TensorMap& c) {
+    const Corner<T> corner(item);
+#pragma unroll 1
+    for (int first = 0; first < T::kTileChunks; first += T::kStageChunks, place.advance()) {
+      const int count = min(T::kStageChunks, T::kTileChunks - first);
+      u64* full = &s.full[place.stage];
+      wait(&s.empty[place.stage], place.phase ^ 1);
+      mbarrier_arrive_expect_tx(full, count * kChunkBytes);
+      for (int i = 0; i < count; ++i)
+        tensor_load(s.stages[place.stage].residual(i), &c, corner.col + Chunks<T>::x(first + i),
+                    corner.row + Chunks<T>::y(first + i), full);
     }
   }
 };

@@ -35,10 +35,11 @@ struct Turn {
   }
 };
 
-// acc = A B over `steps` stages. The products of a stage run while the next ones are awaited.
+// acc = A B over the stages of an item. The products of a stage run while the next ones are awaited. Stages of C that
+// follow are met, but not released; `place` moves behind them.
 template <class E, class Operands, class T, class Shared>
 __device__ __forceinline__ void multiply(Accumulators<T>& acc, Shared& s, Place<T::kStages>& place, Turn<T>& turn,
-                                         int steps) {
+                                         int steps, int residuals) {
   using A = typename Operands::A;
   using B = typename Operands::B;
   const int first_block = T::kTogether > 1 ? turn.consumer * T::kBlocks : 0;
@@ -47,8 +48,8 @@ __device__ __forceinline__ void multiply(Accumulators<T>& acc, Shared& s, Place<
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, place.advance()) {
     wait(&s.full[place.stage], place.phase);
-    const u64 a = descriptor<A>(s.a[place.stage] + first_block * (64 * kDepth * 2));
-    const u64 b = descriptor<B>(s.b[place.stage]);
+    const u64 a = descriptor<A>(s.stages[place.stage].a + first_block * (64 * kDepth * 2));
+    const u64 b = descriptor<B>(s.stages[place.stage].b);
     pin<T>(acc);
     wgmma_fence();
 #pragma unroll
@@ -62,6 +63,7 @@ __device__ __forceinline__ void multiply(Accumulators<T>& acc, Shared& s, Place<
     if (read) release(read);
     read = &s.empty[place.stage];
   }
+  for (int i = 0; i < residuals; ++i, place.advance()) wait(&s.full[place.stage], place.phase);
   turn.pass_on();
   wgmma_wait<0>();
   pin<T>(acc);

@@ -4,7 +4,7 @@
 #include "device/ptx/bulk.cuh"
 #include "device/ptx/matrix.cuh"
 
-// What becomes of the sums: they leave in chunks of 64 rows of 64 bytes, through a ring of staging buffers.
+// What becomes of the sums: they leave in chunks of 64 rows of 64 bytes, two in a slot of shared memory.
 
 __device__ __forceinline__ u32 pack(float low, float high, bf16) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
@@ -24,33 +24,34 @@ __device__ __forceinline__ float2 unpack(u32 pair, f16) {
 // Where the copy engine expects 16 bytes of a row of 64.
 __device__ __forceinline__ int at(int row, int unit) { return row * 64 + ((unit ^ (row >> 1 & 3)) << 4); }
 
-// Of 2-byte elements. Visits the two runs of 16 columns with the address of this lane's part.
+// Of 2-byte elements. Visits the two runs of 16 columns with the place of this lane's part.
 template <class E>
 struct Chunk {
   static constexpr int kCols = 32;
   static constexpr u32 kMinusZeros = 0x80008000;
 
   template <class Visit>
-  static __device__ __forceinline__ void visit(char* buffer, Visit visit) {
+  static __device__ __forceinline__ void visit(Visit visit) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4;
     const int row = warp * 16 + (lane / 8 & 1) * 8 + lane % 8;
 #pragma unroll
     for (int run = 0; run < 2; ++run) {
-      visit(buffer + at(row, 2 * run + lane / 16), run);
+      visit(at(row, 2 * run + lane / 16), run);
     }
   }
 
-  // C, which lies in the buffer where there is one, is replaced by D. A sum with -0 is the other summand.
-  static __device__ __forceinline__ void store(char* buffer, const float* acc, float scale, bool adds) {
-    visit(buffer, [&](char* p, int run) {
+  // With one rounding. A sum with -0 is the other summand.
+  template <bool MayAdd>
+  static __device__ __forceinline__ void store(char* chunk, const float* acc, float scale, const char* c) {
+    visit([&](int place, int run) {
       u32 pairs[4] = {kMinusZeros, kMinusZeros, kMinusZeros, kMinusZeros};
-      if (adds) load_matrices(p, pairs);
+      if (MayAdd && c) load_matrices(c + place, pairs);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 c = unpack(pairs[i], E());
-        pairs[i] = pack(fmaf(acc[8 * run + 2 * i], scale, c.x), fmaf(acc[8 * run + 2 * i + 1], scale, c.y), E());
+        const float2 more = MayAdd ? unpack(pairs[i], E()) : make_float2(-0.f, -0.f);
+        pairs[i] = pack(fmaf(acc[8 * run + 2 * i], scale, more.x), fmaf(acc[8 * run + 2 * i + 1], scale, more.y), E());
       }
-      store_matrices(p, pairs);
+      store_matrices(chunk + place, pairs);
     });
   }
 };
@@ -60,109 +61,142 @@ template <>
 struct Chunk<f32> {
   static constexpr int kCols = 16;
 
-  static __device__ __forceinline__ void store(char* buffer, const float* acc, float scale, bool) {
+  template <bool>
+  static __device__ __forceinline__ void store(char* chunk, const float* acc, float scale, const char*) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = warp * 16 + i % 2 * 8 + lane / 4, unit = i / 2 * 2 + lane % 4 / 2;
-      *reinterpret_cast<float2*>(buffer + at(row, unit) + lane % 2 * 8) =
+      *reinterpret_cast<float2*>(chunk + at(row, unit) + lane % 2 * 8) =
           make_float2(acc[2 * i] * scale, acc[2 * i + 1] * scale);
     }
   }
 };
 
-// One consumer's way from sums to memory. Every chunk is one group of the leader's stores, so that a buffer is free when
-// at most kBuffers - 1 groups have still to be read.
-template <class E, class T, class Shared>
+// What a kernel can do with the sums; less is less code to fetch at the start of a launch.
+struct Stores {
+  static constexpr bool kAddsC = false, kFloats = false;
+};
+struct ScaleAdds {  // the product, or the only one, whose items say so
+  static constexpr bool kAddsC = true, kFloats = false;
+};
+struct Floats {  // of the second product, or the only one
+  static constexpr bool kAddsC = false, kFloats = true;
+};
+
+// One consumer's way from sums to memory. A slot is one group of the leader's stores, so that it is free when at most
+// kSlots - 1 groups have still to be read.
+// C comes in stages behind those of A and B where both consumers wait for it; where they take turns it would hold up the
+// other one there, and comes to the slots ahead of need: its chunks become those of D where they lie.
+template <class E, class Way, class T, class Results, class Shared>
 struct Epilogue {
+  static constexpr bool kInStages = Results::kAddsC && T::kTurns == 1;
+  static constexpr bool kInSlots = Results::kAddsC && T::kTurns > 1;
+  static_assert(!kInSlots || Way::kProducts == 1, "every item adds C");
+
   const Gemm& g;
   Shared& s;
   const int consumer = consumer_index();
   const bool leads = threadIdx.x % kWarpgroup == 0;
-  int buffer = 0;
-  u32 phases = 0;  // of the buffers' barriers, a bit each
+  int slot = 0;
+  u32 phases = 0;  // of the slots' barriers, a bit each
 
   __device__ __forceinline__ void meet() { bar_sync(1 + consumer, kWarpgroup); }
-  __device__ __forceinline__ void next_buffer() { buffer = buffer + 1 == T::kBuffers ? 0 : buffer + 1; }
+  __device__ __forceinline__ int first_chunk() const { return T::kTogether > 1 ? consumer * T::kTileChunks / 2 : 0; }
 
-  // A chunk's sums, and its place in D: the consumer's rows, block after block, each from left to right.
-  template <class Type>
-  struct Part {
-    static constexpr int kAcross = T::kCols / Chunk<Type>::kCols, kCount = T::kBlocks * kAcross;
-    static __device__ __forceinline__ const float* sums(const Accumulators<T>& acc, int chunk) {
-      return &acc[chunk / kAcross][chunk % kAcross * (Chunk<Type>::kCols / 2)];
-    }
-    static __device__ __forceinline__ int x(const Corner<T>& corner, int chunk) {
-      return corner.col + chunk % kAcross * Chunk<Type>::kCols;
-    }
-    static __device__ __forceinline__ int y(const Corner<T>& corner, int chunk, int consumer) {
-      return corner.row + (chunk / kAcross + (T::kTogether > 1 ? consumer * T::kBlocks : 0)) * kChunkRows;
-    }
-  };
+  static __device__ __forceinline__ int residual_stages(const Item& item) {
+    return kInStages && item.result() == Item::kAddsC ? T::kResidualStages : 0;
+  }
+  __device__ __forceinline__ const char* residual_chunk(const Place<T::kStages>& residual, int chunk) {
+    const int stage = residual.stage + chunk / T::kStageChunks;
+    return s.stages[stage < T::kStages ? stage : stage - T::kStages].residual(chunk % T::kStageChunks);
+  }
 
-  // Chunks of C come to the buffers ahead of need; `to` is one that is free.
-  __device__ __forceinline__ void fetch(const Item& item, int chunk, int to) {
-    if (!item.steps() || item.result() != Item::kAddsC) return;
+  // C for a slot that is free. Chunks beyond the item's are those of the next one.
+  __device__ __forceinline__ void fetch(const Item& item, const Walk& next, int chunk, int to) {
+    const Item wanted = chunk < T::kTileChunks ? item : next.item();
+    if (!wanted.steps()) return;
+    const Corner<T> corner(wanted);
     u64* arrived = &s.arrived[consumer][to];
-    const Corner<T> corner(item);
-    mbarrier_arrive_expect_tx(arrived, kChunkBytes);
-    tensor_load(s.staging[consumer][to], &g.products[item.second()].c, Part<E>::x(corner, chunk),
-                Part<E>::y(corner, chunk, consumer), arrived);
+    mbarrier_arrive_expect_tx(arrived, kSlotChunks * kChunkBytes);
+#pragma unroll
+    for (int i = 0; i < kSlotChunks; ++i) {
+      const int one = (chunk + i) % T::kTileChunks;
+      tensor_load(s.staging[consumer][to] + i * kChunkBytes, &g.products[0].c, corner.col + Chunks<T>::x(one),
+                  corner.row + Chunks<T>::y(one), arrived);
+    }
   }
-  __device__ __forceinline__ void fetch_first(const Item& item) {
-    if (leads)
-      for (int chunk = 0; chunk < T::kBuffers; ++chunk) fetch(item, chunk, (buffer + chunk) % T::kBuffers);
+  __device__ __forceinline__ void begin(const Walk& walk) {
+    if (kInSlots && leads)
+      for (int i = 0; i < T::kSlots; ++i) fetch(walk.item(), walk, i * kSlotChunks, i);
   }
 
-  // Where C is added, its chunks become those of D where they lie, with one rounding; floats are added in memory.
+  // Waits until the slot is free, or has C.
+  __device__ __forceinline__ void enter_slot() {
+    if constexpr (kInSlots) {
+      wait(&s.arrived[consumer][slot], phases >> slot & 1);
+      phases ^= 1u << slot;
+    } else {
+      if (leads) bulk_wait_read<T::kSlots - 1>();
+      meet();
+    }
+  }
+
+  // `residual` is the place of the first stage of C, `next` that of the item after this one.
   template <class Type>
-  __device__ __forceinline__ void store(const Accumulators<T>& acc, float scale, const Item& item, const Walk& next) {
+  __device__ __forceinline__ void store(const Accumulators<T>& acc, float scale, const Item& item,
+                                        Place<T::kStages> residual, const Walk& next) {
+    constexpr int kAcross = T::kCols / Chunk<Type>::kCols, kCount = T::kBlocks * kAcross;
+    static_assert(kCount % kSlotChunks == 0);
     const TensorMap& d = g.products[item.second()].d;
     const Corner<T> corner(item);
-    const bool adds = item.result() == Item::kAddsC;
-    const auto refill = [&](int chunk, int to) {
-      const int wanted = chunk + T::kBuffers;
-      wanted < Part<E>::kCount ? fetch(item, wanted, to) : fetch(next.item(), wanted - Part<E>::kCount, to);
-    };
-    int before = 0;
+    const int top = corner.row + (T::kTogether > 1 ? consumer * T::kBlocks : 0) * kChunkRows + item.part() * g.part_rows;
 #pragma unroll
-    for (int chunk = 0; chunk < Part<Type>::kCount; ++chunk, before = buffer, next_buffer()) {
-      char* const to = s.staging[consumer][buffer];
-      if (adds) {
-        wait(&s.arrived[consumer][buffer], phases >> buffer & 1);
-        phases ^= 1u << buffer;
-      } else {
-        if (leads) bulk_wait_read<T::kBuffers - 1>();
-        meet();
+    for (int chunk = 0; chunk < kCount; chunk += kSlotChunks) {
+      char* const to = s.staging[consumer][slot];
+      enter_slot();
+#pragma unroll
+      for (int i = 0; i < kSlotChunks; ++i) {
+        const char* c = kInSlots ? to + i * kChunkBytes : nullptr;
+        if (residual_stages(item)) c = residual_chunk(residual, first_chunk() + chunk + i);
+        const float* sums = &acc[(chunk + i) / kAcross][(chunk + i) % kAcross * (Chunk<Type>::kCols / 2)];
+        Chunk<Type>::template store<Results::kAddsC>(to + i * kChunkBytes, sums, scale, c);
       }
-      Chunk<Type>::store(to, Part<Type>::sums(acc, chunk), scale, adds);
       fence_async_proxy();
       meet();
       if (leads) {
-        const int x = Part<Type>::x(corner, chunk);
-        const int y = Part<Type>::y(corner, chunk, consumer) + item.part() * g.part_rows;
-        item.result() == Item::kAddsFloats ? tensor_add(&d, to, x, y) : tensor_store(&d, to, x, y);
+#pragma unroll
+        for (int i = 0; i < kSlotChunks; ++i) {
+          const int x = corner.col + (chunk + i) % kAcross * Chunk<Type>::kCols;
+          const int y = top + (chunk + i) / kAcross * kChunkRows;
+          if (Results::kFloats && item.result() == Item::kAddsFloats)
+            tensor_add(&d, to + i * kChunkBytes, x, y);
+          else
+            tensor_store(&d, to + i * kChunkBytes, x, y);
+        }
         bulk_commit();
-        if (adds && chunk > 0) {
+        if (kInSlots && chunk > 0) {
           bulk_wait_read<1>();
-          refill(chunk - 1, before);
+          fetch(item, next, chunk + (T::kSlots - 1) * kSlotChunks, before(slot));
         }
       }
+      slot = slot + 1 == T::kSlots ? 0 : slot + 1;
     }
-    if (leads && adds) {
+    if (kInSlots && leads) {
       bulk_wait_read<0>();
-      refill(Part<E>::kCount - 1, before);
-    } else if (leads && next.item().result() == Item::kAddsC) {
-      bulk_wait_read<0>();
-      fetch_first(next.item());
+      fetch(item, next, kCount + (T::kSlots - 1) * kSlotChunks, before(slot));
     }
+    for (int i = 0; i < residual_stages(item); ++i, residual.advance()) release(&s.empty[residual.stage]);
   }
+  static __device__ __forceinline__ int before(int slot) { return slot == 0 ? T::kSlots - 1 : slot - 1; }
 
-  // `next` stands at the item that this consumer does next.
-  __device__ __forceinline__ void finish(const Accumulators<T>& acc, float scale, const Item& item, const Walk& next) {
-    if (item.result() <= Item::kAddsC)
-      store<E>(acc, scale, item, next);
+  __device__ __forceinline__ void finish(const Accumulators<T>& acc, float scale, const Item& item,
+                                         const Place<T::kStages>& residual, const Walk& next) {
+    if constexpr (Results::kFloats && Way::kProducts == 1)
+      store<f32>(acc, scale, item, residual, next);
+    else if (Results::kFloats && item.result() >= Item::kStoresFloats)
+      store<f32>(acc, scale, item, residual, next);
     else
-      store<f32>(acc, scale, item, next);
+      store<E>(acc, scale, item, residual, next);
   }
 };

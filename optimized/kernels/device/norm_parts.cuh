@@ -109,6 +109,10 @@ struct NormedStrip : Strip<Y, Fill> {
   }
 };
 
+// A part of what a launch quantizes whose amax, and whose rows' statistics, an earlier launch has left in memory.
+template <class Part>
+struct Later : Part { static constexpr bool kMeets = false; };
+
 // Statistics of rows; what else happens to y.
 struct Nothing {
   static constexpr bool kTakesY = false, kTogether = false;

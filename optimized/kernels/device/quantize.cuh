@@ -100,24 +100,30 @@ __device__ __forceinline__ u64 fp8_codes(const Floats<kRun>& v, float factor) {
 }
 
 // The largest of each of K numbers over the grid of a cooperative launch, in every thread, by way of
-// partial[gridDim * K].
+// partial[gridDim * K]; or, where CTAs do not meet, of what a grid of that size has left there.
 template <int K>
 struct GridMax {
   struct Shared { typename BlockMax<K>::Shared before, after; };
 
+  template <bool Meets>
   static __device__ __forceinline__ void apply(Shared& shared, u32* partial, u32 (&v)[K]) {
-    BlockMax<K>::apply(shared.before, v);
-    if (threadIdx.x == 0) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) partial[blockIdx.x * K + k] = v[k];
+    if constexpr (Meets) {
+      leave(shared, partial, v);
+      grid_sync();
     }
-    grid_sync();
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       v[k] = 0;
       for (u32 cta = threadIdx.x; cta < gridDim.x; cta += kThreads) v[k] = max(v[k], __ldcg(partial + cta * K + k));
     }
     BlockMax<K>::apply(shared.after, v);
+  }
+  static __device__ __forceinline__ void leave(Shared& shared, u32* partial, u32 (&v)[K]) {
+    BlockMax<K>::apply(shared.before, v);
+    if (threadIdx.x == 0) {
+#pragma unroll
+      for (int k = 0; k < K; ++k) partial[blockIdx.x * K + k] = v[k];
+    }
   }
 };
 

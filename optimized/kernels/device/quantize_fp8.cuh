@@ -37,7 +37,7 @@ struct Fp8 {
   __device__ __forceinline__ void look(const Part& part) { part.add_to(peaks); }
   __device__ __forceinline__ void settle() {
     u32 most[1] = {peaks.bits()};
-    GridMax<1>::apply(shared.most, a.partial, most);
+    GridMax<1>::template apply<Part::kMeets>(shared.most, a.partial, most);
     amax = max_nan(__uint_as_float(most[0]), a.amax_epsilon);
     scale = amax == 0.f || !(amax <= kFloatMax) ? 1.f : fminf(__fdiv_rn(Code::kLargest, amax), kFloatMax);
     if (a.pow_2_scales) scale = __uint_as_float(__float_as_uint(scale) & kExponent);

@@ -76,7 +76,7 @@ struct Nvfp4 {
   __device__ __forceinline__ void settle() {
     u32 most[kAmaxes] = {peaks.bits()};
     if constexpr (kTransformed) most[1] = column_peaks.bits();
-    GridMax<kAmaxes>::apply(shared.most, a.partial, most);
+    GridMax<kAmaxes>::template apply<Part::kMeets>(shared.most, a.partial, most);
 #pragma unroll
     for (int k = 0; k < kAmaxes; ++k) {
       const float amax = __uint_as_float(most[k]), quotient = fminf(__fdiv_rn(448.f * 6.f, amax), kFloatMax);

@@ -31,7 +31,7 @@ template <class X, class Fill>
 struct Strip {
   using type = X;
   using fill = Fill;
-  static constexpr bool kTile = false, kColumns = false;
+  static constexpr bool kTile = false, kColumns = false, kMeets = true;
   static constexpr int kRuns = 4;  // on their way at once
 
   Vec<X, kRun> run[kRuns];

@@ -20,7 +20,7 @@ template <class X, class Fill>
 struct Tile : Lattice {
   using type = X;
   using fill = Fill;
-  static constexpr bool kTile = true, kColumns = true;
+  static constexpr bool kTile = true, kColumns = true, kMeets = true;
 
   Vec<X, kRun> row[kRun];
   i64 first_row = 0, first_col = 0;  // of the CTA

@@ -15,6 +15,11 @@ __device__ __forceinline__ u32 cluster_size() {
 
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 
+// The same without ordering what was written: for barriers whose initialisation has been fenced, or before an end.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // The address that `address`, in this CTA's shared memory, has in the CTA `rank` of the cluster.

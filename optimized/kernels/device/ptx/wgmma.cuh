@@ -82,5 +82,7 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Groups) : "memory");
 }
 
-// The sum does not move across this point.
-__device__ __forceinline__ void pin(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
+// The value is not known before this point, nor changed behind it.
+__device__ __forceinline__ void pin(float& value) {
+  asm volatile("" : "+f"(value)::"memory");
+}
