@@ -137,8 +137,7 @@ def work_of(input: Tensor, quantizer) -> plans.Work:
     flat = rows < 2 or (pitch(input) == cols and (block is None or cols // block % 4 == 0))
     columns = quantizer.columnwise or scheme[-1] == "Squares"
     x = type_of(input.dtype)
-    work = plans.Work(scheme, x, rows, cols, tiles=True, columns=columns, flat=flat,
-                      both=quantizer.rowwise and quantizer.columnwise)
+    work = plans.Work(scheme, x, rows, cols, tiles=True, columns=columns, flat=flat)
     tiled = replace(work, whole=cols % 8 == 0 and _on_16_bytes(input, work))
     if columns or (tiled.whole and plans.fills_tiles(rows, cols)):
         return tiled

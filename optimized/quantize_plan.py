@@ -17,7 +17,7 @@ class Work:
     `tiles`: by tiles of 128×128, which `columns` need and which keep more bytes on their way, rather than by strips along
     the rows. `whole`: every run of eight
     columns is whole and begins at a multiple of 16 bytes. `flat`: rows and their scales follow one another without a
-    gap. `both`: rows and columns are written.
+    gap.
     """
 
     scheme: tuple[str, ...]
@@ -28,7 +28,6 @@ class Work:
     columns: bool = False
     whole: bool = True
     flat: bool = False
-    both: bool = False
 
     @property
     def twice(self) -> bool:
@@ -43,9 +42,7 @@ def quantize(work: Work, chip: Chip) -> Plan:
     family, *policies = work.scheme
     ctas = _ctas(work)
     parts = tiles(work.rows, work.cols) if work.tiles else strips(work.rows, work.cols, work.flat)
-    most = chip.sms * ctas if work.twice else MAX_GRID
-    shared = family == "Nvfp4" and work.both and 2 * parts <= most  # one CTA for rows, one for columns
-    grid = max(1, min(2 * parts if shared else parts, most))
+    grid = max(1, min(parts, chip.sms * ctas if work.twice else MAX_GRID))
     amaxes = 2 if policies[-1] == "Transformed" else 1
     return Plan(
         "quantize.cu", f"quantize<{family}<{', '.join((part, *policies))}>, {ctas}>", f"{variant} {family}", grid,

@@ -9,7 +9,6 @@ from optimized import jit
 from optimized import quantize_plan as plans
 from optimized.plan import H200, MAX_GRID
 from optimized.quantization import plan_of
-from reference.quantizers import MXFP8Quantizer, NVFP4Quantizer
 from reference.tensors import Float8Tensor, MXFP8Tensor, NVFP4Tensor
 
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed")
@@ -101,16 +100,6 @@ def test_quantize(work, chip):
         parts = -(-(work.rows * work.cols if work.flat else work.rows * (-(-work.cols // 8) * 8)) // plans.STRIP)
     assert plan.grid <= max(1, parts), "no CTA without a part"
     assert work.twice or plan.grid == max(1, min(parts, MAX_GRID)), "CTAs come and go"
-
-
-@pytest.mark.parametrize("shape, row, both", (((512, 4096), 128, 256), ((8192, 4096), 528, 528)))
-def test_two_ctas_share_a_tile_where_there_is_room(shape, row, both):
-    """NVFP4 writes rows and columns of a small tensor by different CTAs."""
-    for columnwise, grid in ((False, row), (True, both)):
-        plan = plan_of("quantize", meta(shape), NVFP4Quantizer(columnwise=columnwise), chip=H200)
-        check(plan, H200)
-        assert plan.grid == grid
-    assert plan_of("quantize", meta(shape), MXFP8Quantizer(columnwise=True), chip=H200).grid == plans.tiles(*shape)
 
 
 @pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.arch)

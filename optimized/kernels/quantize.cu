@@ -20,7 +20,7 @@ __global__ __launch_bounds__(kThreads, Ctas) void quantize(const __grid_constant
   Part part;
   const i64 parts = Part::count(a);
   if constexpr (Work::kTwice) {
-    i64 p = work.first_part(parts);
+    i64 p = blockIdx.x;
     for (; p < parts; p += gridDim.x) {
       part.load(a, p);
       work.look(part);

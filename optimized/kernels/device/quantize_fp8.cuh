@@ -33,7 +33,6 @@ struct Fp8 {
   __device__ __forceinline__ Fp8(const Quantize& a, Shared& shared) : a(a), shared(shared) {
     if constexpr (!kTwice) scale = *a.scale, amax = __ldcg(a.amax);
   }
-  __device__ __forceinline__ i64 first_part(i64) const { return blockIdx.x; }
   __device__ __forceinline__ void look(const Part& part) { part.add_to(peaks); }
   __device__ __forceinline__ void settle() {
     u32 most[1] = {peaks.bits()};

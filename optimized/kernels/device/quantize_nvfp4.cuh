@@ -51,19 +51,11 @@ struct Nvfp4 {
   Shared& shared;
   Peaks<X> peaks, column_peaks;  // the latter of transformed columns
   float sixth[kAmaxes];  // S_enc / 6: rowwise and, where it differs, columnwise
-  bool rows = a.rowwise, columns = Part::kColumns && a.columnwise;  // what this CTA writes
 
   __device__ __forceinline__ Nvfp4(const Quantize& a, Shared& shared) : a(a), shared(shared) {}
-  // Of a tensor so small that there are two CTAs for each part, one writes rows and one columns.
-  __device__ __forceinline__ i64 first_part(i64 parts) {
-    if (!Part::kColumns || gridDim.x <= parts) return blockIdx.x;
-    rows = blockIdx.x < parts, columns = !rows;
-    return rows ? blockIdx.x : blockIdx.x - parts;
-  }
   __device__ __forceinline__ void look(const Part& part) {
     part.add_to(peaks);
     if constexpr (kTransformed) {
-      if (!columns) return;
 #pragma unroll
       for (int j = 0; j < kRun; j += 2) {
         u32 word[kRun];
@@ -154,20 +146,20 @@ struct Nvfp4 {
       most = max(most, __shfl_xor_sync(~0u, most, 1));
       most = max(most, __shfl_xor_sync(~0u, most, 8));
       const u32 scales = scales_of(__uint_as_float(most), __uint_as_float(most), 0);
-      if (rows) encode_rows(tile, [&](int) { return scales; });
-      if (columns) {
+      if (a.rowwise) encode_rows(tile, [&](int) { return scales; });
+      if (a.columnwise) {
         encode_columns(tile, [&](int j, Line(&line)[2]) {
           lines_of_columns(tile.row, j, line);
           return scales;
         });
       }
     } else {
-      if (!Part::kColumns || rows) {
+      if (!Part::kColumns || a.rowwise) {
         Peaks<X> own = Peaks<X>::of_rows(tile.row);
         own.exchange(1);
         encode_rows(tile, [&](int i) { return scales_of(own[i], own[i + 1], 0); });
       }
-      if (!Part::kColumns || !columns) return;
+      if (!Part::kColumns || !a.columnwise) return;
       if constexpr (kTransformed) {
         encode_columns(tile, [&](int j, Line(&line)[2]) {
           u32 word[kRun];
