@@ -21,18 +21,20 @@ from reference import tensors
 from reference.quantizers import Float8Quantizer, MXFP8Quantizer
 
 _prepared = Prepared()
-_forced: ContextVar[Path | None] = ContextVar("forced", default=None)
+_forced: ContextVar[tuple[Path | None, bool]] = ContextVar("forced", default=(None, False))
 
 
 @contextmanager
-def forced_path(path: Path | None):
+def forced_path(path: Path | None, in_two: bool = False):
     """Within it, forward norms of this thread take `path`, whatever they would choose; None: what they choose.
 
+    `in_two`: what needs the amax of the tensor, current scaling and NVFP4, takes a launch for the amax and one for the
+    cast, instead of one for both; for comparison.
     Errors: ValueError, by the call, where its quantizer makes the path impossible.
     """
     if not isinstance(path, Path | None):
         raise TypeError(f"forced_path: path is a {type(path).__name__}, but must be a Path or None")
-    before = _forced.set(path)
+    before = _forced.set((path, in_two))
     try:
         yield
     finally:
@@ -42,13 +44,14 @@ def forced_path(path: Path | None):
 @dataclass(frozen=True)
 class _Ready:
     """What is kept of a call for the next one like it: `launch`, None where there is nothing to do, or where two are
-    needed; (shape, dtype) of the outputs, None for those that are not asked for; rows; and whether y is cast while its
-    row is in registers, by the kernel of the norm."""
+    needed; (shape, dtype) of the outputs, None for those that are not asked for; rows; whether y is cast while its
+    row is in registers, by the kernel of the norm; and the launch before `launch`, with the same arguments, if any."""
 
     launch: Launch | None
     outputs: tuple
     rows: int
     from_registers: bool = False
+    first: Launch | None = None
 
 
 def forward(function, input, weight, bias, *, quantizer, **options):
@@ -57,7 +60,7 @@ def forward(function, input, weight, bias, *, quantizer, **options):
         return untraced(forward)(function, input, weight, bias, quantizer=quantizer, **options)
     if quantizer is not None:
         return _quantized(function, input, weight, bias, quantizer, options)
-    if _forced.get() is not None:
+    if _forced.get()[0] is not None:
         path_of(function, None)
     return _plain(function, input, weight, bias, options)
 
@@ -111,7 +114,10 @@ def _quantized(function, input, weight, bias, quantizer, options):
         scale, amax, scale_inv, data, scales, *_ = of_quantizer
         ready.launch(scale, amax, scale_inv, scales, x, gamma, *_addresses(bias), data, *_addresses(mu, rsigma))
     else:
-        ready.launch(gamma, *_addresses(bias, mu, rsigma), x, *of_quantizer)
+        pointers = gamma, *_addresses(bias, mu, rsigma), x, *of_quantizer
+        if ready.first:
+            ready.first(*pointers)
+        ready.launch(*pointers)
     return assembled(quantizer, made, input), mu, rsigma
 
 
@@ -126,7 +132,7 @@ def _in_two(function, input, weight, bias, quantizer, options):
 
 def path_of(function: str, quantizer) -> Path:
     """The path that a call takes now. Errors: ValueError for a forced one that the quantizer makes impossible."""
-    forced = _forced.get()
+    forced, _ = _forced.get()
     if forced is None:
         return plans_of_paths.choose(quantizer)
     if why := plans_of_paths.refusal(forced, quantizer):
@@ -135,13 +141,13 @@ def path_of(function: str, quantizer) -> Path:
 
 
 def plan_of(function, input, weight, bias, *, quantizer, chip: Chip, **options) -> Plan:
-    """The plan of a call; of an unfused one that of its norm: quantize plans for itself."""
+    """The plan of a call; of an unfused one that of its norm: quantize plans for itself. Of two launches the last."""
     tensors.norm_forward(function, input, weight, bias, quantizer=quantizer, **options)
     path, operands = path_of(function, quantizer), (regular(input), *alike(weight, bias))
     if quantizer is None or path is Path.UNFUSED:
         y_dtype = torch.float32 if isinstance(quantizer, Float8Quantizer) else None
         return _plan_plain(function, *operands, options=options, chip=chip, y_dtype=y_dtype)[1]
-    return _plan_fused(function, *operands, quantizer, options=options, chip=chip)[2]
+    return _plan_fused(function, *operands, quantizer, options=options, chip=chip)[2][-1]
 
 
 def _prepare_plain(function, input, weight, bias, options, y_dtype) -> _Ready:
@@ -158,7 +164,7 @@ def _prepare(function, input, weight, bias, quantizer, *, options, path) -> _Rea
     if path is Path.UNFUSED:
         return _Ready(None, (), rows)
     here = chip(input.device)
-    problem, work, plan = _plan_fused(function, input, weight, bias, quantizer, options=options, chip=here)
+    problem, work, (*before, plan) = _plan_fused(function, input, weight, bias, quantizer, options=options, chip=here)
     from_registers, outputs = work is None, outputs_of(input, quantizer)
     norm = _scalars(problem, plan, input, options)
     if from_registers:
@@ -166,7 +172,8 @@ def _prepare(function, input, weight, bias, quantizer, *, options, path) -> _Rea
     *_, row_threads, eps, inverse_cols = norm
     scalars = (*scalars_of(work, input, quantizer), eps, inverse_cols, row_threads)
     workspace = ((plan.workspace_bytes // 4,), torch.float32) if plan.workspace_bytes else None
-    return _Ready(Launch(plan, input.device, 17, scalars), (*outputs, workspace), rows)
+    first = Launch(before[0], input.device, 17, scalars) if before else None
+    return _Ready(Launch(plan, input.device, 17, scalars), (*outputs, workspace), rows, first=first)
 
 
 def _plan_plain(function, input, weight, bias, *, options, chip: Chip, y_dtype) -> tuple[Problem, Plan]:
@@ -176,17 +183,19 @@ def _plan_plain(function, input, weight, bias, *, options, chip: Chip, y_dtype) 
 
 
 def _plan_fused(function, input, weight, bias, quantizer, *, options, chip: Chip):
-    """The problem, the work where two passes are needed (None where not), and the plan."""
+    """The problem, the work where two passes are needed (None where not), and the plans of the launches."""
     problem = forward_problem(function, input, weight, bias, options["zero_centered_gamma"])
     cast = {Float8Quantizer: "ToFp8<{}>", MXFP8Quantizer: "ToMxfp8<{}, {}>"}.get(type(quantizer))
     if cast and not quantizer.columnwise:
         direct = replace(problem, output=cast.format(CODES[quantizer.dtype], problem.x))
         plan = plans_of_paths.from_registers(direct, chip, options["sm_margin"])
         if plan:
-            return direct, None, plan
+            return direct, None, (plan,)
     work = plans_of_paths.of_norm(work_of(input, quantizer), problem.cols % 8 == 0 and on_16_bytes(input))
-    slabs = plans_of_paths.in_slabs(problem, work, chip, options["sm_margin"])
-    return problem, work, slabs or plans_of_paths.in_two_passes(problem, work, chip, options["sm_margin"])
+    asked = problem, work, chip, options["sm_margin"]
+    if work.twice and _forced.get()[1]:
+        return problem, work, plans_of_paths.in_two_launches(*asked)
+    return problem, work, (plans_of_paths.in_slabs(*asked) or plans_of_paths.in_two_passes(*asked),)
 
 
 def _scalars(problem: Problem, plan: Plan, input: Tensor, options) -> tuple:

@@ -9,6 +9,11 @@ from optimized.quantize_plan import THREADS, Work, strips, tiles
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 
 MOST_BYTES_HELD = 128  # of x in one thread's registers
+SLAB_ROWS, SLAB_COLS = 32, 512  # of a CTA: 8 warps of 32 x 64 elements beside each other
+READ_FROM_L2 = 0.4  # the cost of a byte of x that is still on the chip, of one from memory
+ON_CHIP_BYTES = 50 << 20  # of x, that the L2 of the largest chips keeps
+BARRIER_BYTES = 8 << 20  # what a copy moves while all CTAs wait for one another
+SLAB_RATE = {1: 0.85, 2: 0.7}  # of a copy's, by tiles a thread holds: with two, one CTA fills an SM
 
 
 class Path(enum.Enum):
@@ -94,27 +99,39 @@ def rows_of(problem: Problem) -> Rows:
 def in_two_passes(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> Plan:
     """The plan of one cooperative launch: statistics of rows, then y part by part. `work` is what quantize does with y;
     the held part of delayed scaling is float32."""
-    family, *policies = work.scheme
-    rows, variant = rows_of(problem), ("Tile" if work.columns else "RowTile") if work.tiles else "Strip"
-    y = "f32" if policies[-1] == "Delayed" else problem.x
-    part = f"Normed{variant}<{problem.norm}, {problem.x}, {problem.gain}, {y}, {'Whole' if work.whole else 'Ragged'}>"
-    quantized = f"{family}<{', '.join((part, *policies))}>"
+    rows, ctas, part = rows_of(problem), _ctas(problem, work), _part(problem, work)
     parts = tiles(work.rows, work.cols) if work.tiles else strips(work.rows, work.cols, work.flat)
-    ctas = _ctas(problem, work)
     most = ctas * max(1, chip.sms - sm_margin)
     grid = max(1, min(most, max(parts, -(-problem.rows * rows.threads // THREADS))))
-    return Plan(
-        "norm_quantize.cu", f"norm_quantize<{quantized}, {rows.policy}, {problem.x}, {ctas}>",
-        f"Normed{variant} {family}", grid, THREADS, row_threads=rows.threads,
-        workspace_bytes=4 * grid if work.twice else 0, cooperative=True, programmatic=chip.is_hopper_or_later,
+    kernel = f"norm_quantize<{_quantized(work, part)}, {rows.policy}, {problem.x}, {ctas}>"
+    return Plan("norm_quantize.cu", kernel, f"{part.split('<')[0]} {work.scheme[0]}", grid, THREADS,
+                row_threads=rows.threads, workspace_bytes=4 * grid if work.twice else 0, cooperative=True,
+                programmatic=chip.is_hopper_or_later)
+
+
+def in_two_launches(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> tuple[Plan, Plan]:
+    """Statistics of rows and amax of y in a launch of their own, then y part by part: what the one is compared with."""
+    one, ctas = in_two_passes(problem, work, chip, sm_margin), _ctas(problem, work)
+    quantized = _quantized(work, f"Later<{_part(problem, work)}>")
+    return (
+        replace(one, kernel=f"norm_amax<{rows_of(problem).policy}, {problem.x}, {ctas}>", cooperative=False),
+        replace(one, kernel=f"quantize_normed<{quantized}, {ctas}>", cooperative=False),
     )
 
 
-SLAB_ROWS, SLAB_COLS = 32, 512  # of a CTA: 8 warps of 32 x 64 elements beside each other
-READ_FROM_L2 = 0.4  # the cost of a byte of x that is still on the chip, of one from memory
-ON_CHIP_BYTES = 50 << 20  # of x, that the L2 of the largest chips keeps
-BARRIER_BYTES = 8 << 20  # what a copy moves while all CTAs wait for one another
-SLAB_RATE = {1: 0.85, 2: 0.7}  # of a copy's, by tiles a thread holds: with two, one CTA fills an SM
+def _part(problem: Problem, work: Work) -> str:
+    """The type of a part of y."""
+    kind, y = ("Tile" if work.columns else "RowTile") if work.tiles else "Strip", problem.x
+    if work.scheme[-1] == "Delayed":
+        y = "f32"
+    fill = "Whole" if work.whole else "Ragged"
+    return f"Normed{kind}<{problem.norm}, {problem.x}, {problem.gain}, {y}, {fill}>"
+
+
+def _quantized(work: Work, part: str) -> str:
+    """The type of what is done with a part."""
+    family, *policies = work.scheme
+    return f"{family}<{', '.join((part, *policies))}>"
 
 
 def in_slabs(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> Plan | None:

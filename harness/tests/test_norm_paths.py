@@ -39,6 +39,15 @@ def test_the_recipe_chooses():
     assert {quantizer: choose(quantizer) for quantizer in CHOSEN} == CHOSEN
 
 
+def test_amax_and_cast_can_be_two_launches():
+    """Of the same grid, since the second reads what each CTA of the first has seen."""
+    with forced_path(None, in_two=True):
+        assert planned(CURRENT).kernel.startswith("quantize_normed<Fp8<Later<NormedRowTile<")
+        assert planned(NV).kernel.startswith("quantize_normed<Nvfp4<Later<") and not planned(NV).cooperative
+        assert planned(MX).source == "norm_forward.cu"
+    assert planned(CURRENT).kernel.startswith("norm_quantize<")
+
+
 def test_what_can_be_forced():
     """The chosen path, and UNFUSED where there is a quantizer; nothing else."""
     for quantizer, chosen in CHOSEN.items():
