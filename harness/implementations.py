@@ -19,6 +19,7 @@ import torch
 import reference
 from harness import pipelines, rivals
 from harness.cases import PIPELINES, Call, Case, family_of
+from harness.cases.base import IN_TWO
 
 ROTATION_BYTES = 256 << 20
 """A copy goes through this much memory before it touches the same bytes again: more than any L2 holds."""
@@ -107,7 +108,8 @@ def on_path(case: Case) -> AbstractContextManager:
     if case.option("path") is None:
         return nullcontext()
     from optimized.normalization import Path as NormPath, forced_path
-    return forced_path(NormPath(case.option("path")))
+    path = case.option("path")
+    return forced_path(NormPath(path.removesuffix(IN_TWO)), in_two=path.endswith(IN_TWO))
 
 
 def _compiled(case: Case, call: Call) -> Callable[[Call], tuple]:

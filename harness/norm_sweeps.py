@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from harness.cases import DTYPES, RECIPES, Case
+from harness.cases.base import IN_TWO, PATHS
 from harness.cases.recipes import fused_path
 
 QUANTIZED = RECIPES[1:]
@@ -67,11 +68,12 @@ def _case(function: str, shape, recipe: str, options=None, dtype: str = "bf16") 
 
 
 def _gains() -> Iterable[Case]:
-    """Each fused path beside the unfused one."""
+    """Each fused path beside the unfused one, and, where there is an amax, beside that of two launches."""
     for shape in _GAIN_SHAPES:
         for function, recipe in _TABLE[1:]:
             for options in (_ROW, _BOTH):
-                for path in (fused_path(_case(function, shape, recipe)), "unfused"):
+                fused = fused_path(_case(function, shape, recipe))
+                for path in (fused, "unfused", *([fused + IN_TWO] if fused + IN_TWO in PATHS else [])):
                     yield _case(function, shape, recipe, {**options, "path": path})
 
 
@@ -101,6 +103,9 @@ def _edge_options() -> Iterable[Case]:
             options = (_BOTH if (i + j) % 2 else _ROW) | mix
             yield _case(_FORWARD[(i + j // 2) % 2], (64, 224), recipe, options)
         yield _case("layernorm_fwd", (32, 96), recipe, {**_BOTH, "bias": False}, "fp16")
+    for recipe, shape in (("fp8_current", (33, 100)), ("nvfp4", (96, 160))):
+        path = fused_path(_case("layernorm_fwd", shape, recipe)) + IN_TWO
+        yield from (_case("layernorm_fwd", shape, recipe, {**options, "path": path}) for options in (_ROW, _BOTH))
     for i, recipe in enumerate(QUANTIZED[:3]):
         yield _case(_FORWARD[i % 2], (96, 160), recipe, {**_BOTH, "format": "e5m2"}, list(DTYPES)[i])
     yield _case("rmsnorm_fwd", (33, 100), "fp8_current", {"force_pow_2_scales": True}, "fp32")

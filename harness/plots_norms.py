@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from harness import style
 from harness.cases import NORMS, RECIPES
+from harness.cases.base import IN_TWO
 from harness.plots import BIG, Cases
 from harness.table import time_us
 
@@ -63,7 +64,7 @@ def gain(cases: Cases) -> Figure | None:
     for row in (of["optimized"] for of in cases.values()):
         options = dict(row["options"])
         path = options.pop("path", "fused")
-        if took := time_us(row):
+        if not path.endswith(IN_TWO) and (took := time_us(row)):
             key = (row["function"], row["shape"], row["dtype"], row["recipe"], tuple(sorted(options.items())))
             times[key]["unfused" if path == "unfused" else "fused"] = took
     found = {key: of["unfused"] / of["fused"] for key, of in times.items() if len(of) == 2}

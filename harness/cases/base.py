@@ -19,8 +19,10 @@ RECIPES = ("none", "fp8_delayed", "fp8_current", "mxfp8", "nvfp4")
 
 ORIENTATIONS = ("rowwise", "columnwise", "both")
 
-PATHS = ("unfused", "fully_fused", "fused_norm_amax_fp8", "fused_norm_amax_nvfp4")
-"""How a norm's output is quantized: optimized.normalization.Path by value."""
+IN_TWO = "_in_two"
+PATHS = ("unfused", "fully_fused", *(path + launches for path in ("fused_norm_amax_fp8", "fused_norm_amax_nvfp4")
+                                     for launches in ("", IN_TWO)))
+"""How a norm's output is quantized: optimized.normalization.Path by value; or with amax and cast in two launches."""
 
 LAYOUTS = ("contiguous", "strided", "offset", "expanded", "transposed")
 """strided: a column slice of a wider tensor. offset: a data pointer aligned to the element only. expanded:

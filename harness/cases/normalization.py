@@ -9,7 +9,7 @@ from torch import Tensor
 from harness import oracle
 from harness.cases import recipes
 from harness.cases import values as of
-from harness.cases.base import DTYPES, FUSED, RECIPES, Call, Case, Common, Expected, Work, known
+from harness.cases.base import DTYPES, FUSED, IN_TWO, RECIPES, Call, Case, Common, Expected, Work, known
 
 CHUNK = 1 << 23
 """Elements of a stretch: the float64 temporaries of a quantized output take about 1 GB."""
@@ -87,7 +87,7 @@ class Forward(_Norm):
         path = case.option("path", "unfused")
         if case.recipe == "none" and case.option("path"):
             raise ValueError("without a recipe there is no path to force")
-        if path not in ("unfused", recipes.fused_path(case)):
+        if path not in ("unfused", recipes.fused_path(case), recipes.fused_path(case) + IN_TWO):
             raise ValueError(f"recipe {case.recipe} cannot take the path {path}")
 
     def adversarial(self, case: Case) -> tuple[str, ...]:
