@@ -1,0 +1,36 @@
+// Copies happen when they are asked for, or as late as they may: both show what is not waited for.
+#pragma once
+#include <deque>
+
+#include "device/base.cuh"
+
+struct Copy {
+  char* to;
+  const char* from;
+  int size, bytes;
+  void run() const {
+    if (bytes < 0 || bytes > size || uintptr_t(to) % size || (bytes && uintptr_t(from) % size)) die("a copy is misaligned");
+    memset(to, 0, size);
+    if (bytes) memcpy(to, from, bytes);
+  }
+};
+inline bool copies_are_late = true;
+inline std::vector<std::deque<std::vector<Copy>>> groups(kContexts);
+inline std::vector<std::vector<Copy>> asked(kContexts);
+
+inline void copy_async(void* to, const void* from, int size, int bytes) {
+  const Copy copy{static_cast<char*>(to), static_cast<const char*>(from), size, bytes};
+  if (copies_are_late) asked[current].push_back(copy);
+  else copy.run();
+}
+inline void copy_async_16(void* to, const void* from, int bytes) { copy_async(to, from, 16, bytes); }
+inline void copy_async_4(void* to, const void* from, int bytes) { copy_async(to, from, 4, bytes); }
+inline void copy_async_commit() {
+  groups[current].push_back(asked[current]);
+  asked[current].clear();
+}
+template <int Pending>
+inline void copy_async_wait() {
+  for (auto& mine = groups[current]; int(mine.size()) > Pending; mine.pop_front())
+    for (const Copy& copy : mine.front()) copy.run();
+}
