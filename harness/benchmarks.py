@@ -9,6 +9,7 @@ from harness import case_server, compile_report, options
 from harness.backend_cpu import Cpu, without_gpu
 from harness.case_server import CaseServer
 from harness.cases import Case
+from harness.implementations import suited
 from harness.options import Options
 from harness.rows import COLUMNS
 from harness.subject import DeviceLost
@@ -89,10 +90,12 @@ def chosen(sweep: str) -> list[tuple[Case, str]]:
     """Cases and implementations of `bench --sweep SWEEP`: on a CPU those cut to what it takes in a moment."""
     asked = Options(sweep=sweep)
     if torch.cuda.is_available():
-        return [(case, name) for case in options.cases(asked) for name in options.implementations(asked)]
+        names = options.implementations(asked)
+        return [(case, name) for case in options.cases(asked) for name in suited(case, names, False)]
     asked, cpu = without_gpu(asked), Cpu()
+    names = options.implementations(asked)
     return [(case, name) for case in cpu.cases(options.cases(asked))
-            for name in cpu.names(case, options.implementations(asked))]
+            for name in cpu.names(case, suited(case, names, True))]
 
 
 def extra_info(row: dict[str, Any], column: str) -> dict[str, Any]:

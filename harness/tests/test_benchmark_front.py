@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness import benchmarks
-from harness.cases import Case
+from harness.cases import PRODUCTS, Case, family_of
 from harness.implementations import IMPLEMENTATIONS, Implementation
 from harness.sweeps import smoke
 from harness.tests import cheats
@@ -161,10 +161,12 @@ def test_without_a_gpu_the_sweep_is_cut_for_a_cpu(monkeypatch):
     monkeypatch.setattr(benchmarks.torch.cuda, "is_available", lambda: False)
     found = benchmarks.chosen("smoke")
     assert {name for _, name in found} == {"reference", "compiled"} and len({case for case, _ in found}) == len(smoke())
-    assert all(case.rows * case.hidden <= 1 << 20 for case, _ in found)
+    assert all(family_of(case.function).work(case).bytes <= 1 << 24 for case, _ in found)
 
 
 def test_with_a_gpu_every_implementation_of_the_profile_is_measured(monkeypatch):
     monkeypatch.setattr(benchmarks.torch.cuda, "is_available", lambda: True)
     found = benchmarks.chosen("smoke")
-    assert [name for _, name in found[:3]] == ["reference", "optimized", "copy"] and len(found) == 3 * len(smoke())
+    assert [name for _, name in found[:3]] == ["reference", "optimized", "copy"]
+    of_products = {name for case, name in found if case.function in PRODUCTS}
+    assert of_products == {"optimized", "cublas", "unfused", "copy"} and {case for case, _ in found} == set(smoke())
