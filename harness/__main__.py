@@ -1,4 +1,4 @@
-"""The command line: python -m harness {list,check,bench,compare,merge,report,doctor,example,env}. What is slow to
+"""The command line: python -m harness {list,check,bench,tune,compare,merge,report,doctor,example,env}. What is slow to
 import comes later."""
 
 import argparse
@@ -23,13 +23,14 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m harness", description="Parity and speed of reference against optimized."
     )
     verbs = top.add_subparsers(
-        dest="verb", required=True, metavar="{list,check,bench,compare,merge,report,doctor,example,env}",
+        dest="verb", required=True, metavar="{list,check,bench,tune,compare,merge,report,doctor,example,env}",
         parser_class=partial(argparse.ArgumentParser, allow_abbrev=False),  # a command to resume is made of its words
     )
     for verb, text in (
         ("list", "the cases, with bytes, flops, memory and estimated time"),
         ("check", "parity only"),
         ("bench", "parity, then timing"),
+        ("tune", "measure which tile serves each product best on this GPU, and remember it"),
     ):
         _case_arguments(verbs.add_parser(verb, help=text, description=text), verb)
     compare = verbs.add_parser("compare", help="two runs: how far times and speed-ups moved")
@@ -89,7 +90,7 @@ def _case_arguments(verb: argparse.ArgumentParser, name: str) -> None:
     add("--shard", metavar="I/N", help="only the I-th of N shares of the cases (torchrun: that of its RANK)")
     if name == "list":
         add("--json", action="store_true", help="as JSON")
-    else:
+    elif name != "tune":
         _run_arguments(verb)
 
 
@@ -191,6 +192,16 @@ def _list(arguments: argparse.Namespace, options: Options) -> int:
     return show(options, getattr(arguments, "json", False), open_console())
 
 
+def _tune(options: Options) -> int:
+    if not gpu_present():
+        print("No GPU was found: there is nothing to tune.", file=sys.stderr)
+        return 3
+    from harness import options as chosen
+    from harness.tune import show
+
+    return show(chosen.cases(options))
+
+
 def _compare(arguments: argparse.Namespace) -> int:
     from harness import compare, rows
     from harness.progress import open_console
@@ -255,6 +266,7 @@ def main(argv: list[str] | None = None) -> int:
         "list": lambda: _list(arguments, options_of(arguments)),
         "check": lambda: _run(arguments),
         "bench": lambda: _run(arguments),
+        "tune": lambda: _tune(options_of(arguments)),
         "compare": lambda: _compare(arguments),
         "merge": lambda: _merge(arguments),
         "report": lambda: _report(arguments),

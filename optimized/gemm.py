@@ -1,14 +1,16 @@
 """Products on the tensor cores of Hopper: from operands in memory to launches of kernels/gemm.cu."""
 
 import functools
+from contextlib import contextmanager
 
 import numpy
 import torch
 from cuda.bindings import driver
 
-from optimized import gemm_plan, tma
+from optimized import gemm_plan, tma, tuning
 from optimized.gemm_plan import CLUSTER, DEPTH, GemmPlan, Tile
 from optimized.launch import Launch, allocate, chip
+from optimized.linear_plan import Product
 from optimized.matrices import Matrix, Operands
 from optimized.plan import SIZES, Chip, Plan
 
@@ -18,14 +20,33 @@ POINTERS = 6  # that a call has for each product: A, B, C, D, a factor in device
 PARTS_THREADS, PARTS_RUN = 64, 8  # kPartsThreads; elements a thread
 
 
+_choose = tuning.choice
+
+
+@contextmanager
+def forced_tile(tile: Tile | None):
+    """Within it, calls that are prepared anew take `tile`; None for the model's choice, whatever was measured."""
+    global _choose
+    before, _choose = _choose, lambda *_: tile
+    try:
+        yield
+    finally:
+        _choose = before
+
+
 def takes(products: tuple[Operands, ...], exact: bool, here: Chip) -> bool:
     """Whether `launch` does them."""
     return gemm_plan.takes(tuple(each.product(exact) for each in products), here)
 
 
-def launch(products: tuple[Operands, ...], device: torch.device, tile: Tile | None = None):
+def planned(products: tuple[Product, ...], here: Chip) -> GemmPlan:
+    """The plan of products: with the tile that is forced, else one that was measured, else the model's choice."""
+    return gemm_plan.gemm(products, here, _choose(products, here))
+
+
+def launch(products: tuple[Operands, ...], device: torch.device):
     """What computes `products` when it is called with the pointers of each."""
-    plan = gemm_plan.gemm(tuple(each.product(True) for each in products), chip(device), tile)
+    plan = planned(tuple(each.product(True) for each in products), chip(device))
     return _Split(plan, products[0], device) if plan.parts > 1 else _whole(plan, products, device)
 
 
@@ -59,8 +80,11 @@ def _whole(plan: GemmPlan, products: tuple[Operands, ...], device: torch.device)
         place = 4 if product.a_across else 0  # wgrad is the second of the kernel's products
         maps[place:place + 4] = _maps(product, plan.tile)
         sources[place:place + 4] = range(POINTERS * i, POINTERS * i + 4)
-    scalars = numpy.int64(_items(plan, device).data_ptr()), numpy.int32(plan.clusters), numpy.int32(plan.part_rows)
-    return Launch(plan.plan, device, 2, scalars, tma.Maps(tuple(maps), tuple(sources), (4, 5)))
+    items = _items(plan, device)
+    scalars = numpy.int64(items.data_ptr()), numpy.int32(plan.clusters), numpy.int32(plan.part_rows)
+    launch = Launch(plan.plan, device, 2, scalars, tma.Maps(tuple(maps), tuple(sources), (4, 5)))
+    launch.items = items  # as long as somebody can launch it
+    return launch
 
 
 def _maps(product: Operands, tile: Tile) -> list[driver.CUtensorMap | None]:
@@ -84,5 +108,19 @@ def _encoded(matrix: Matrix, box: tuple[int, int], row_bytes: int) -> driver.CUt
 
 @functools.lru_cache(maxsize=1024)
 def _items(plan: GemmPlan, device: torch.device) -> torch.Tensor:
-    """The list of work in device memory."""
-    return torch.frombuffer(bytearray(plan.items), dtype=torch.int32).to(device)
+    """The list of work in device memory, ready for every stream; also while a graph is captured, not as a part of it."""
+    mode = _exchange_capture_mode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+            items = torch.frombuffer(bytearray(plan.items), dtype=torch.int32).to(device)
+            torch.cuda.current_stream().synchronize()
+    finally:
+        _exchange_capture_mode(mode)
+    return items
+
+
+def _exchange_capture_mode(mode):
+    error, before = driver.cuThreadExchangeStreamCaptureMode(mode)
+    if error:
+        raise RuntimeError(f"CUDA driver: {error.name}")
+    return before

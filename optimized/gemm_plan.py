@@ -108,7 +108,7 @@ def takes(products: tuple[Product, ...], chip: Chip) -> bool:
 def gemm(products: tuple[Product, ...], chip: Chip, tile: Tile | None = None) -> GemmPlan:
     """The plan of forward's product, dgrad, wgrad, or dgrad and wgrad, with the fastest tile by the model, or `tile`."""
     way = "Backward" if products[0].b_across else "Forward"
-    choice = tile or min(TILES[way, _results(products)], key=lambda each: cycles(each, products, chip))
+    choice = tile or min(tiles(products), key=lambda each: cycles(each, products, chip))
     parts = 1 if tile else _parts(products, cycles(choice, products, chip), chip)
     if parts > 1:
         choice, products = SMALL, (replace(products[0], output="f32", adds=False),)
@@ -118,6 +118,11 @@ def gemm(products: tuple[Product, ...], chip: Chip, tile: Tile | None = None) ->
     plan = Plan("gemm.cu", kernel, variant, CLUSTER * len(lists), THREADS, CLUSTER, stages=choice.stages,
                 shared_bytes=choice.shared_bytes, programmatic=True)
     return GemmPlan(plan, choice, _packed(lists), len(lists), parts, _round_up(products[0].m, choice.rows))
+
+
+def tiles(products: tuple[Product, ...]) -> tuple[Tile, ...]:
+    """Those that there are kernels for."""
+    return TILES["Backward" if products[0].b_across else "Forward", _results(products)]
 
 
 def clusters_of(chip: Chip) -> int:

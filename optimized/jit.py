@@ -56,7 +56,7 @@ def build(requests: Iterable[Request], arch: str, threads: int | None = None) ->
     Errors: cuda.core's NVRTC error, with the compiler's log, when a source does not compile.
     """
     requests = list(dict.fromkeys(requests))
-    digests = {source: _digest(source) for source in dict(requests)}
+    digests = {source: source_digest(source) for source in dict(requests)}
     built = {request: found for request in requests if (found := _find(request, arch, digests[request[0]]))}
     missing = [request for request in requests if request not in built]
     threads = threads or os.cpu_count() or 1
@@ -96,7 +96,7 @@ def _compile(source: str, expressions: list[str], arch: str, digest: bytes) -> d
     code = program.compile("cubin", name_expressions=tuple(expressions), logs=log)
     milliseconds = (time.perf_counter() - start) * 1e3 / len(expressions)
     image, built = bytes(code.code), {}
-    unchanged = _digest(source) == digest  # or it is not known what the compiler read
+    unchanged = source_digest(source) == digest  # or it is not known what the compiler read
     for expression in expressions:
         symbol = bytes(code.symbol_mapping[expression]).decode()
         used = _resources(log.getvalue(), symbol)
@@ -144,7 +144,7 @@ def _toolkit_headers() -> str:
     return find_nvidia_header_directory("cudart")
 
 
-def _digest(source: str) -> bytes:
+def source_digest(source: str) -> bytes:
     """Digest of `source` and of every header that it can include, as they are on disk now."""
     ours = [KERNELS / source, *sorted((KERNELS / "device").rglob("*.cuh"))]
     toolkit = sorted(Path(_toolkit_headers()).glob("cuda_[bf]*16.h*"))

@@ -101,6 +101,21 @@ def backward(function, grad_output, input, weight, scale=1.0, *, grad_weight, fl
 
 def planned(function: str, given, chip: Chip) -> Plan:
     """The plan of a call of `function` with the bound arguments `given`; quantized operands count as dequantized."""
+    products, exact = _bound(function, given)
+    described = tuple(each.product(exact) for each in products)
+    if gemm_plan.takes(described, chip):
+        return gemm.planned(described, chip).plan
+    return plans.general(_tiled(products, exact, chip), chip)
+
+
+def asked(function: str, given) -> tuple[plans.Product, ...]:
+    """The products of such a call, as plans see them."""
+    products, exact = _bound(function, given)
+    return tuple(each.product(exact) for each in products)
+
+
+def _bound(function: str, given) -> tuple[tuple[Operands, ...], bool]:
+    """The operands of each product of a call, and whether float32 is multiplied as such."""
     given.apply_defaults()
     a = {name: torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, QuantizedTensor) else
          value for name, value in given.arguments.items()}
@@ -115,10 +130,7 @@ def planned(function: str, given, chip: Chip) -> Plan:
         flags = a["input_requires_grad"], a["weight_requires_grad"], a["accumulate_into_grad_weight"]
         _check_backward(function, operands, scale, flags)
         products = tuple(filter(None, of_backward(tuple(map(_dense, operands)), flags)))
-    asked = tuple(each.product(_exact(operands[0])) for each in products)
-    if gemm_plan.takes(asked, chip):
-        return gemm_plan.gemm(asked, chip).plan
-    return plans.general(_tiled(products, _exact(operands[0]), chip), chip)
+    return products, _exact(operands[0])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,103 @@
+"""Tuning: what is remembered of measured tiles, when it holds, and which tile wins."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from harness import tune
+from harness.__main__ import main
+from harness.cases import Case
+from optimized import gemm, tuning
+from optimized.gemm_plan import TILES
+from optimized.linear_plan import Product
+from optimized.plan import H200
+
+ASKED = (Product(4096, 1000, 1024, "bf16", "bf16"),)
+TILE = TILES["Forward", "Stores"][2]
+
+
+@pytest.fixture(autouse=True)
+def file(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "FILE", tmp_path / "cache" / "tiles.json")
+    return tuning.FILE
+
+
+def test_nothing_is_known_before_anything_was_measured():
+    assert tuning.choice(ASKED, H200) is None
+
+
+def test_what_is_remembered_is_found_again_and_only_that():
+    tuning.remember(ASKED, H200, TILE)
+    assert tuning.choice(ASKED, H200) == TILE
+    assert tuning.choice((replace(ASKED[0], m=4095),), H200) == TILE, "the same in units of 128"
+    for other in (replace(ASKED[0], m=4097), replace(ASKED[0], adds=True), replace(ASKED[0], element="f16")):
+        assert tuning.choice((other,), H200) is None
+    assert tuning.choice(ASKED, replace(H200, sms=114)) is None
+    tuning.remember(ASKED, H200, None)
+    assert tuning.choice(ASKED, H200) is None
+
+
+def test_other_kernels_are_other_measurements(monkeypatch):
+    tuning.remember(ASKED, H200, TILE)
+    monkeypatch.setattr(tuning, "_sources", lambda: "changed")
+    assert tuning.choice(ASKED, H200) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": 1}'])
+def test_a_damaged_file_counts_as_none(file, content):
+    file.parent.mkdir()
+    file.write_text(content)
+    assert tuning.choice(ASKED, H200) is None
+    tuning.remember(ASKED, H200, TILE)
+    assert tuning.choice(ASKED, H200) == TILE and json.loads(file.read_text())
+
+
+def test_plans_take_what_was_measured_unless_a_tile_is_forced():
+    tuning.remember(ASKED, H200, TILE)
+    assert gemm.planned(ASKED, H200).tile == TILE
+    other = TILES["Forward", "Stores"][0]
+    with gemm.forced_tile(other):
+        assert gemm.planned(ASKED, H200).tile == other
+        with gemm.forced_tile(None):
+            assert gemm.planned(ASKED, H200).tile != TILE
+    assert gemm.planned(ASKED, H200).tile == TILE
+
+
+class Timer:
+    """A GPU on which a forced tile takes the time that `us` says."""
+
+    name = "meta"
+
+    def __init__(self, us):
+        self.us = us
+
+    def chip(self):
+        return H200
+
+    def time(self, case, call, runs):
+        for (subject, _), us in zip(runs, self.us, strict=True):
+            subject.fields |= {"replicates": {"graph_us": us}, "graph_us": {"median": sorted(us)[len(us) // 2]}}
+
+
+MODEL, SLOW = [10.0, 10.1, 9.9, 10.0], [12.0, 12.0, 12.1, 12.0]
+
+
+@pytest.mark.parametrize("third, wins", [([9.0, 9.1, 8.9, 9.0], True), ([9.98, 9.99, 9.97, 9.98], False),
+                                         ([5.0, 15.0, 5.0, 15.0], False)], ids=["faster", "hardly", "noisy"])
+def test_a_tile_must_be_faster_beyond_doubt(third, wins):
+    case = Case("linear_fwd", (4096, 1000, 1024))
+    found = tune._tuned(Timer([MODEL, SLOW, SLOW, third, SLOW, SLOW]), case)
+    asked, tiles = tune.candidates(case, H200)
+    assert tuning.choice(asked, H200) == (tiles[2] if wins else None)
+    assert found.tile == (tiles[2].name if wins else "model") and found.line()
+
+
+def test_a_product_of_the_general_path_is_left_alone():
+    assert tune._tuned(Timer([]), Case("linear_fwd", (64, 64, 63))) is None
+
+
+def test_without_a_gpu(capsys, monkeypatch):
+    monkeypatch.setattr("harness.__main__.gpu_present", lambda: False)
+    assert main(["tune", "--function", "linear_fwd"]) == 3
+    assert "nothing to tune" in capsys.readouterr().err
