@@ -107,6 +107,18 @@ def test_a_graph_that_updates_its_inputs_several_times_is_confirmed(case):
     assert confirm.called(case, call, Still(), lambda call: results(case, call)) == ""
 
 
+@pytest.mark.parametrize("times", (2, 21, 64))
+@pytest.mark.parametrize("dtype", ("bf16", "fp16"))
+def test_a_kernel_that_rounds_once_a_call_is_right_after_many(dtype, times):
+    case = case_of("linear_scale_add_fwd", (64, 96, 128), dtype)
+    call = call_of(case)
+    x, w, residual, scale = call.args
+    before = {"output": residual.clone()}
+    for _ in range(times):
+        residual.copy_(residual.float() + scale * (x.float() @ w.float().t()))
+    assert parity.after(case, call, (residual,), before, times=times) == ""
+
+
 def spoilt(case, call, change):
     made = results(case, call)
     change(made[-1])
