@@ -4,15 +4,12 @@ import enum
 from dataclasses import dataclass, replace
 
 from optimized import plan as plans
-from optimized.plan import SIZES, Chip, Plan, Problem
+from optimized.plan import MAX_GRID, SIZES, Chip, Plan, Problem
 from optimized.quantize_plan import THREADS, Work, strips, tiles
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 
 MOST_BYTES_HELD = 128  # of x in one thread's registers
 SLAB_ROWS, SLAB_COLS = 32, 512  # of a CTA: 8 warps of 32 x 64 elements beside each other
-READ_FROM_L2 = 0.4  # the cost of a byte of x that is still on the chip, of one from memory
-ON_CHIP_BYTES = 50 << 20  # of x, that the L2 of the largest chips keeps
-BARRIER_BYTES = 8 << 20  # what a copy moves while all CTAs wait for one another
 SLAB_RATE = {1: 0.85, 2: 0.7}  # of a copy's, by tiles a thread holds: with two, one CTA fills an SM
 
 
@@ -137,27 +134,28 @@ def _quantized(work: Work, part: str) -> str:
 def in_slabs(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> Plan | None:
     """The plan of one launch that reads x once: a CTA holds a slab of whole rows, a cluster slabs beside each other.
 
-    None where that is impossible, or dearer than two passes: what is not delayed scaling or MXFP8 must know the amax of
-    the tensor first, and a margin of SMs needs CTAs that stay. Costs are bytes of a copy that takes as long.
+    None where that is impossible, what is not delayed scaling or MXFP8 having to know the amax of the tensor first, or
+    dearer than two passes. Costs are bytes of a copy that takes as long; not of how many rows there are, so that a row's
+    sums do not depend on that.
     """
-    tiles_held, cluster = _slabs(problem.cols, dict(chip.clusters))
-    delayed, rows = work.scheme[-1] == "Delayed", problem.rows
-    if work.twice or not work.whole or sm_margin or not cluster or (delayed and rows % 8):
+    held, cluster = _slabs(problem.cols, dict(chip.clusters))
+    if work.twice or not work.whole or not cluster:
         return None
-    x, y = (rows * problem.cols * size for size in (SIZES[problem.x], 2))
+    x, y = SIZES[problem.x], 2
     covered = -(-problem.cols // (cluster * SLAB_COLS)) * cluster * SLAB_COLS if cluster > 1 else problem.cols
-    used = dict(chip.clusters).get(cluster, chip.sms) * cluster / chip.sms * problem.cols / covered
-    again = x * (READ_FROM_L2 if x <= ON_CHIP_BYTES else 1) + BARRIER_BYTES
-    if (x + y) / (SLAB_RATE[tiles_held] * used) > x + y + again:
+    at_once = dict(chip.clusters).get(cluster, chip.sms)
+    used = at_once * cluster / chip.sms * problem.cols / covered
+    if (x + y) / (SLAB_RATE[held] * used) > x + y + x:
         return None
     down = 1 if cluster > 1 else next(d for d in (4, 2, 1) if problem.cols <= SLAB_COLS // d)
     code = work.scheme[1]
-    output = f"SlabFp8<{code}>" if delayed else f"SlabMxfp8<{code}, {problem.x}>"
-    types = f"{problem.norm}, {problem.x}, {problem.gain}, {tiles_held}, {down}, {str(cluster > 1).lower()}"
-    ctas = 2 if tiles_held == 1 else 1
-    return Plan("norm_slab.cu", f"norm_slab<{types}, {output}, {ctas}>", f"Slab {work.scheme[0]}",
-                max(1, -(-rows // (SLAB_ROWS * down))) * cluster, THREADS, cluster,
-                programmatic=chip.is_hopper_or_later)
+    output = f"SlabFp8<{code}>" if work.scheme[-1] == "Delayed" else f"SlabMxfp8<{code}, {problem.x}>"
+    types = f"{problem.norm}, {problem.x}, {problem.gain}, {held}, {down}, {str(cluster > 1).lower()}"
+    ctas = 2 if held == 1 else 1
+    most = ctas * max(1, min(at_once, (chip.sms - sm_margin) // cluster)) if sm_margin else MAX_GRID
+    grid = max(1, min(most, -(-problem.rows // (SLAB_ROWS * down)))) * cluster
+    return Plan("norm_slab.cu", f"norm_slab<{types}, {output}, {ctas}>", f"Slab {work.scheme[0]}", grid, THREADS,
+                cluster, programmatic=chip.is_hopper_or_later)
 
 
 def _slabs(cols: int, clusters: dict[int, int]) -> tuple[int, int]:

@@ -21,7 +21,7 @@ FUNCTIONS = ("layernorm_fwd", "rmsnorm_fwd")
 RECIPES = recipes()
 SHAPES = ((32, 32), (33, 96), (7, 31), (1, 64), (160, 264), (96, 1056), (256, 512), (64, 4096), (32, 5120), (130, 48),
           (32, 16384), (64, 20480), (3, 40000), (32, 65536), (2, 300_000))
-KINDS = ("normal", "heavy", "nan", "inf", "zeros", "negative_zeros", "outlier", "tiny", "huge")
+KINDS = ("normal", "heavy", "nan", "inf", "zeros", "negative_zeros", "outlier", "tiny", "subnormal")
 
 
 def operands(function, shape, dtype, kind="heavy", gamma=None, seed=0):

@@ -13,66 +13,69 @@ __global__ __launch_bounds__(kThreads, Ctas) void norm_slab(const __grid_constan
   __shared__ typename Output::Shared of_output;
   Sums sums(of_sums);
   const u32 ctas = Clustered ? cluster_size() : 1, rank = Clustered ? cluster_rank() : 0;
-  const i64 row = i64(blockIdx.x / ctas) * At::kRows + At::top();
   const int slab = ceil_div(ceil_div(a.cols, kEdge), ctas) * kEdge, first = rank * slab;
   const auto column = [&](int t) { return first + t * At::kStep + At::left(); };
-  const auto here = [&](int t) {
-    return row < a.rows && t * At::kStep + At::left() < slab && column(t) < a.cols;
-  };
+  const auto valid = [&](int t) { return t * At::kStep + At::left() < slab && column(t) < a.cols; };
   wait_for_grids_in_front();
   let_grid_behind_come();
 
   Output output(a);
-  Vec<X, kRun> x[Tiles][kRun];
+#pragma unroll 1
+  for (i64 group = blockIdx.x / ctas; group * At::kRows < a.rows; group += gridDim.x / ctas) {
+    const i64 row = group * At::kRows + At::top();
+    const int rows = int(max(i64(0), min(i64(kRun), a.rows - row)));
+    Vec<X, kRun> x[Tiles][kRun];
 #pragma unroll
-  for (int t = 0; t < Tiles; ++t)
+    for (int t = 0; t < Tiles; ++t)
 #pragma unroll
-    for (int i = 0; i < kRun; ++i) {
-      x[t][i] = {};
-      if (here(t)) x[t][i] = load<X, kRun>(a.x, (row + i) * a.pitch + column(t));
+      for (int i = 0; i < kRun; ++i) {
+        x[t][i] = {};
+        if (valid(t) && i < rows) x[t][i] = load<X, kRun>(a.x, (row + i) * a.pitch + column(t));
+      }
+    float mu[kRun] = {}, r[kRun];
+    const auto sum = [&](float (&total)[kRun], auto term) {
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        float even = 0.f, odd = 0.f;
+#pragma unroll
+        for (int t = 0; t < Tiles; ++t)
+          if (valid(t)) {
+            const Floats<kRun> values = widen(x[t][i]);
+#pragma unroll
+            for (int j = 0; j < kRun; ++j) (j % 2 ? odd : even) = term(values[j] - mu[i], j % 2 ? odd : even);
+          }
+        total[i] = even + odd;
+      }
+      sums.apply(total);
+    };
+    if constexpr (Norm::kCentered) {
+      float mean[kRun];
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) mu[i] = i < rows ? float(load<X, 1>(a.x, (row + i) * a.pitch).lane[0]) : 0.f;
+      sum(mean, [](float d, float s) { return s + d; });
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) mu[i] += a.inverse_cols * mean[i];
     }
-  float mu[kRun] = {}, r[kRun];
-  const auto sum = [&](float (&total)[kRun], auto term) {
+    sum(r, [](float d, float s) { return fmaf(d, d, s); });
 #pragma unroll
-    for (int i = 0; i < kRun; ++i) {
-      float even = 0.f, odd = 0.f;
+    for (int i = 0; i < kRun; ++i) r[i] = reciprocal_root(fmaf(r[i], a.inverse_cols, a.eps));
+    if (first == 0 && At::left() == 0)
 #pragma unroll
-      for (int t = 0; t < Tiles; ++t)
-        if (here(t)) {
-          const Floats<kRun> values = widen(x[t][i]);
-#pragma unroll
-          for (int j = 0; j < kRun; ++j) (j % 2 ? odd : even) = term(values[j] - mu[i], j % 2 ? odd : even);
+      for (int i = 0; i < kRun; ++i)
+        if (i < rows) {
+          a.rsigma[row + i] = r[i];
+          if (Norm::kCentered) a.mu[row + i] = mu[i];
         }
-      total[i] = even + odd;
+#pragma unroll
+    for (int t = 0; t < Tiles; ++t) {
+      if (t * At::kStep + At::warp_across() * 64 >= slab) continue;  // by whole warps
+      const int there = valid(t) ? rows : 0;
+      const Parameters<Norm, typename Gamma::type, Whole> parameters(a, column(t), there);
+      output.put(row, column(t), there, [&](int i) {
+        return i < there ? scaled<Gamma>(widen(x[t][i]), mu[i], r[i], parameters) : Floats<kRun>{};
+      });
     }
-    sums.apply(total);
-  };
-  if constexpr (Norm::kCentered) {
-    float mean[kRun];
-#pragma unroll
-    for (int i = 0; i < kRun; ++i) mu[i] = row < a.rows ? float(load<X, 1>(a.x, (row + i) * a.pitch).lane[0]) : 0.f;
-    sum(mean, [](float d, float s) { return s + d; });
-#pragma unroll
-    for (int i = 0; i < kRun; ++i) mu[i] += a.inverse_cols * mean[i];
   }
-  sum(r, [](float d, float s) { return fmaf(d, d, s); });
-#pragma unroll
-  for (int i = 0; i < kRun; ++i) r[i] = reciprocal_root(fmaf(r[i], a.inverse_cols, a.eps));
-  if (first == 0 && At::left() == 0 && row < a.rows)
-#pragma unroll
-    for (int i = 0; i < kRun; ++i) {
-      a.rsigma[row + i] = r[i];
-      if (Norm::kCentered) a.mu[row + i] = mu[i];
-    }
-#pragma unroll
-  for (int t = 0; t < Tiles; ++t) {
-    if (t * At::kStep + At::warp_across() * 64 >= slab) continue;  // by whole warps
-    const bool valid = here(t);
-    const Parameters<Norm, typename Gamma::type, Whole> parameters(a, column(t), valid ? kRun : 0);
-    output.put(row, column(t), valid, [&](int i) {
-      return valid ? scaled<Gamma>(widen(x[t][i]), mu[i], r[i], parameters) : Floats<kRun>{};
-    });
-  }
-  Sums::close();
+  sums.close();
   output.finish(of_output);
 }

@@ -16,30 +16,31 @@ struct SlabLattice {
 };
 
 // Sums along the rows of a slab: of eight lanes, of the warps beside each other, and of the CTAs of a cluster, which then
-// share a row. Each CTA sends its sums to the others' shared memory, to another place each time.
+// share a row. Each CTA sends its sums to the others' shared memory; a place is written again only after its owner's next
+// contribution, which the owner sends when it has read the place.
 template <int Down, bool Clustered>
 struct SlabSums {
   using At = SlabLattice<Down>;
-  static constexpr int kCtas = Clustered ? 8 : 1, kSums = 2;
+  static constexpr int kCtas = Clustered ? 8 : 1, kPlaces = 2;
   struct Shared {
     float warp[At::kAcross][At::kRows];
-    float cta[kSums][kCtas][At::kRows];
-    u64 arrived[kSums];
+    float cta[kPlaces][kCtas][At::kRows];
+    u64 arrived[kPlaces];
   };
 
   Shared& shared;
-  int sums = 0;
+  u32 count = 0;
 
   __device__ __forceinline__ explicit SlabSums(Shared& shared) : shared(shared) {
     if constexpr (Clustered) {
       if (threadIdx.x == 0) {
-        for (int i = 0; i < kSums; ++i) mbarrier_init(&shared.arrived[i], 1);
+        for (int i = 0; i < kPlaces; ++i) mbarrier_init(&shared.arrived[i], 1);
         fence_mbarrier_init();
       }
       cluster_arrive();
     }
   }
-  // Each thread's sums over its own elements of eight rows; in their place the sums over the rows. At most kSums times.
+  // Each thread's sums over its own elements of eight rows; in their place the sums over the rows.
   __device__ __forceinline__ void apply(float (&v)[kRun]) {
     const bool high = threadIdx.x & 4, middle = threadIdx.x & 2, low = threadIdx.x & 1;
     float half[4], quarter[2];
@@ -50,20 +51,21 @@ struct SlabSums {
     for (int i = 0; i < 2; ++i)
       quarter[i] = (middle ? half[i + 2] : half[i]) + __shfl_xor_sync(~0u, middle ? half[i] : half[i + 2], 2);
     const float one = (low ? quarter[1] : quarter[0]) + __shfl_xor_sync(~0u, low ? quarter[0] : quarter[1], 1);
-    if (sums) __syncthreads();  // all have read what the last sum left
+    if (count) __syncthreads();  // all have read what the last sum left
     shared.warp[At::warp_across()][At::top() + Lattice::lane_across()] = one;
     __syncthreads();
     if constexpr (Clustered) {
       exchange();
-      gather(shared.cta[sums], cluster_size(), v);
+      gather(shared.cta[count & 1], cluster_size(), v);
     } else {
       gather(shared.warp, At::kAcross, v);
     }
-    ++sums;
+    ++count;
   }
   // No CTA may leave while another can still write to it.
-  static __device__ __forceinline__ void close() {
+  __device__ __forceinline__ void close() const {
     if constexpr (Clustered) {
+      if (count == 0) cluster_wait();
       cluster_arrive();
       cluster_wait();
     }
@@ -71,30 +73,33 @@ struct SlabSums {
 
  private:
   __device__ __forceinline__ void exchange() {
-    if (sums == 0) cluster_wait();  // all CTAs are there and ready to be written to
+    if (count == 0) cluster_wait();  // all CTAs are there and ready to be written to
     const u32 size = cluster_size(), row = threadIdx.x % At::kRows, target = threadIdx.x / At::kRows;
-    u64* const arrived = &shared.arrived[sums];
+    const u32 place = count & 1, phase = count >> 1 & 1;
+    u64* const arrived = &shared.arrived[place];
     if (threadIdx.x == 0) mbarrier_arrive_expect_tx(arrived, size * At::kRows * sizeof(float));
     if (target < size) {
       float sum = 0.f;
 #pragma unroll
       for (int w = 0; w < At::kAcross; ++w) sum += shared.warp[w][row];
-      store_async(map_shared(shared_address(&shared.cta[sums][cluster_rank()][row]), target), sum,
+      store_async(map_shared(shared_address(&shared.cta[place][cluster_rank()][row]), target), sum,
                   map_shared(shared_address(arrived), target));
     }
-    while (!mbarrier_try_wait_cluster(arrived, 0)) {}
+    while (!mbarrier_try_wait_cluster(arrived, phase)) {}
   }
   template <int Most>
   static __device__ __forceinline__ void gather(const float (&parts)[Most][At::kRows], int count, float (&v)[kRun]) {
 #pragma unroll
     for (int i = 0; i < kRun; ++i) v[i] = 0.f;
+#pragma unroll 2
     for (int p = 0; p < count; ++p)
 #pragma unroll
       for (int i = 0; i < kRun; ++i) v[i] += parts[p][At::top() + i];
   }
 };
 
-// What becomes of a thread's 8 x 8 elements of y, from `row` and `column` on: all of them are there, or none.
+// What becomes of a thread's 8 x 8 elements of y, from `row` and `column` on: `rows` of the eight are there. y_of_row(i)
+// is zeros where there is no row.
 
 // FP8 with delayed scaling, of the float32 y. 32 rows of a column are 32 bytes of columnwise data, a whole sector.
 template <class Code>
@@ -105,7 +110,7 @@ struct SlabFp8 {
 
   __device__ __forceinline__ SlabFp8(const NormQuantize& a) : a(a), cast(a) {}
   template <class Y>
-  __device__ __forceinline__ void put(i64 row, i64 column, bool here, Y y_of_row) {
+  __device__ __forceinline__ void put(i64 row, i64 column, int rows, Y y_of_row) {
     u32 low[kRun], high[kRun];  // of row i: codes of columns 0 … 3 and 4 … 7
     i64 place = row * a.cols + column;
 #pragma unroll
@@ -114,20 +119,20 @@ struct SlabFp8 {
       cast.look(y);
       const u64 codes = fp8_codes<Code>(y, cast.scale);
       low[i] = codes, high[i] = codes >> 32;
-      if (here && a.rowwise) *reinterpret_cast<u64*>(a.rowwise + place) = codes;
+      if (i < rows && a.rowwise) *reinterpret_cast<u64*>(a.rowwise + place) = codes;
     }
-    if (here && a.columnwise) {
-      put_columns(low, row, column);
-      put_columns(high, row, column + 4);
+    if (rows && a.columnwise) {
+      put_columns(low, row, column, rows);
+      put_columns(high, row, column + 4, rows);
     }
   }
-  __device__ __forceinline__ void put_columns(const u32 (&rows)[kRun], i64 row, i64 column) const {
+  __device__ __forceinline__ void put_columns(const u32 (&codes)[kRun], i64 row, i64 column, int rows) const {
     u32 upper[4], lower[4];
-    transpose_bytes({rows[0], rows[1], rows[2], rows[3]}, upper);
-    transpose_bytes({rows[4], rows[5], rows[6], rows[7]}, lower);
+    transpose_bytes({codes[0], codes[1], codes[2], codes[3]}, upper);
+    transpose_bytes({codes[4], codes[5], codes[6], codes[7]}, lower);
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      *reinterpret_cast<u64*>(a.columnwise + (column + j) * a.rows + row) = u64(lower[j]) << 32 | upper[j];
+      store_run<Ragged>(a.columnwise, (column + j) * a.rows + row, u64(lower[j]) << 32 | upper[j], rows);
   }
   __device__ __forceinline__ void finish(Shared& shared) { cast.finish(a, shared); }
 };
@@ -142,7 +147,8 @@ struct SlabMxfp8 {
 
   __device__ __forceinline__ SlabMxfp8(const NormQuantize& a) : a(a) {}
   template <class Y>
-  __device__ __forceinline__ void put(i64 row, i64 column, bool here, Y y_of_row) const {
+  __device__ __forceinline__ void put(i64 row, i64 column, int rows, Y y_of_row) const {
+    const bool here = rows != 0;  // all eight, or none: blocks lie down columns, or there are none
     Vec<X, kRun> y[kRun];
 #pragma unroll
     for (int i = 0; i < kRun; ++i) narrow(y_of_row(i), y[i]);
