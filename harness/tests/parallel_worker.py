@@ -2,6 +2,7 @@
 
 import copy
 import traceback
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -11,6 +12,8 @@ from harness.tests import pipelines
 from reference import ops, recipes
 
 ROWS, SIZE = 64, 64
+LIMIT = timedelta(seconds=60)
+"""After which a rank that waits for one that has failed fails, too."""
 MODES = [(mode, sequence, recipe) for mode in ("column", "row") for sequence in (False, True)
          for recipe in (None, "current")]
 
@@ -18,7 +21,8 @@ MODES = [(mode, sequence, recipe) for mode in ("column", "row") for sequence in 
 def start(rank, size, folder):
     """One rank: run every scenario, and leave {scenario: error} in the folder."""
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size,
+                                   timeout=LIMIT)
     found = {}
     for name, scenario in SCENARIOS.items():
         torch.manual_seed(7)

@@ -80,13 +80,18 @@ def test_a_fused_operation_alone_is_a_pipeline():
 
 
 def test_contexts_can_be_made_by_hand():
-    linear, scale = ops.BasicLinear(SIZE, SIZE), ops.ConstantScale(0.5)
-    contexts, x, dy = [ops.OperationContext(), ops.OperationContext()], torch.randn(8, SIZE), torch.randn(8, SIZE)
+    linear, scale, add = ops.BasicLinear(SIZE, SIZE), ops.ConstantScale(0.5), ops.AddExtraInput(in_place=True)
+    contexts = [ops.OperationContext() for _ in range(3)]
+    x, dy, residual = torch.randn(3, 8, SIZE).unbind(0)
+    wanted = residual + 0.5 * x @ linear.weight.detach().t()
     with torch.no_grad():
-        y = linear.op_forward(contexts[0], x, prev_op_grad_output_quantizer=None, next_op_input_quantizer=None)
-        scale.op_forward(contexts[1], y, prev_op_grad_output_quantizer=None, next_op_input_quantizer=None)
+        y, extra = ops.ForwardLinearScaleAdd(linear=linear, scale=scale, add=add).fuser_forward(
+            contexts, x, basic_op_extra_inputs=[(), (), (residual,)], prev_op_grad_output_quantizer=None,
+            next_op_input_quantizer=None, basic_op_kwargs=[{}, {}, {}])
         dx, (dw, _), _ = ops.BackwardLinearScale(scale=scale, linear=linear).fuser_backward(
-            contexts, dy, basic_op_grad_extra_outputs=[(), ()])
+            contexts[:2], dy, basic_op_grad_extra_outputs=[(), ()])
+    assert y is residual and extra == [(), (), ()]
+    torch.testing.assert_close(y, wanted)
     torch.testing.assert_close(dx, 0.5 * dy @ linear.weight.detach())
     torch.testing.assert_close(dw[0], 0.5 * dy.t() @ x)
 
@@ -219,6 +224,27 @@ def test_norms_over_several_dimensions():
         torch.testing.assert_close(y, wanted)
         torch.testing.assert_close(*[torch.autograd.grad(each.square().sum(), x)[0] for each in (y, wanted)],
                                    rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("x, residual", [
+    (torch.ones(8, SIZE), torch.ones(8, SIZE).bfloat16()), (torch.ones(8, SIZE).half(), torch.ones(8, SIZE).half()),
+    (torch.ones(8, SIZE), torch.ones(8, SIZE + 1)), (torch.ones(8, SIZE), torch.ones(4, SIZE)),
+    (torch.ones(8, SIZE + 1), torch.ones(8, SIZE)), (torch.ones(8, SIZE), torch.ones(8, SIZE).to_sparse()),
+    (torch.ones(8, SIZE), torch.ones(SIZE, 8).t()), (torch.ones(SIZE), torch.ones(SIZE)),
+    (torch.ones(8, SIZE), torch.ones(8, SIZE, device="meta")), (torch.ones(2, 4, SIZE), torch.ones(2, 4, SIZE)),
+    (torch.ones(8, SIZE, dtype=torch.int32), torch.ones(8, SIZE)), (torch.ones(()), torch.ones(SIZE)),
+])
+def test_fusing_changes_nothing_about_what_is_accepted(x, residual):
+    made, found = pipelines.make("LSA"), []
+    for fuse in (True, False):
+        try:
+            found.append(pipelines.sequential(made, reference, fuse)(x, residual.clone()))
+        except Exception as error:
+            found.append(type(error))
+    if isinstance(found[0], torch.Tensor):
+        assert torch.equal(*found)
+    else:
+        assert found[0] is found[1] and found[0] in (TypeError, ValueError), found
 
 
 class Frames:

@@ -1,29 +1,35 @@
 """What must hold before an extra input is written."""
 
-from reference.arguments import are_apart, is_apart_from_itself
+from reference.arguments import are_apart, are_tensors, is_apart_from_itself
 
 
 def check_in_place(plan, tensors):
     """Refuse to write an extra input that shares memory with the pipeline's other tensors or within itself
-    (ValueError), or that autograd would not let be written (RuntimeError, as PyTorch has it)."""
+    (ValueError), or that autograd would not let be written (RuntimeError, as PyTorch has it); and what is not dense
+    (TypeError)."""
     for _, place in plan.written:
         target = tensors[place]
         if plan.requires:
             _may_be_written(plan, target)
-        begin, plain = target.data_ptr(), target.is_contiguous()
-        end = begin + target.nbytes
-        for other in (*tensors[:place], *tensors[place + 1:]):
-            first = other.data_ptr()
-            plain = plain and (end <= first or first + other.nbytes <= begin) and other.is_contiguous()
+        try:
+            begin, plain = target.data_ptr(), target.is_contiguous()
+            end = begin + target.nbytes
+            for other in (*tensors[:place], *tensors[place + 1:]):
+                first = other.data_ptr()
+                plain = plain and (end <= first or first + other.nbytes <= begin) and other.is_contiguous()
+        except RuntimeError:
+            plain = False  # one of them is no dense tensor
         if not plain:
             _refuse_shared(plan, target, place, tensors)
 
 
 def _refuse_shared(plan, target, place, tensors):
     """Look at every element, and name what overlaps."""
-    is_apart_from_itself("AddExtraInput", "the extra input", target)
     names = [*[f"extra input {index}" for index in range(plan.input)], "the input",
              *[f"parameter {index}" for index in range(len(plan.parameters))]]
+    for name, each in zip(names, tensors):
+        are_tensors("AddExtraInput", {name: each}, (each.dtype,))
+    is_apart_from_itself("AddExtraInput", "the extra input", target)
     others = {name: each for index, (name, each) in enumerate(zip(names, tensors)) if index != place}
     are_apart("AddExtraInput", {"the extra input": target}, others)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+import reference
 from reference import recipes
 from reference.arguments import kind, refuse
 from reference.ops import pattern
@@ -126,7 +127,7 @@ class OperationFuser:
     Errors: TypeError for what is no operation; ValueError for one that is there twice.
     """
 
-    def __init__(self, ops, kernels, fuse=True):
+    def __init__(self, ops, kernels=reference, fuse=True):
         self.basic_ops = tuple(basic for op in ops for basic in op.basic_ops)
         if len({id(op) for op in self.basic_ops}) != len(self.basic_ops):
             twice = next(op for op in self.basic_ops if sum(op is other for other in self.basic_ops) > 1)
