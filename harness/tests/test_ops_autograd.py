@@ -145,6 +145,19 @@ def test_gradients_that_nobody_sends():
         torch.testing.assert_close(x.grad, gradients(wanted.sum(), x)[0])
 
 
+def test_what_no_gradient_reaches_needs_none():
+    """What is written, or given out, before the first tensor that needs a gradient."""
+    made = ops.Sequential(ops.MakeExtraOutput(), add(), ops.BasicLinear(32, 32), ops.MakeExtraOutput())
+    x, residual = torch.randn(2, 8, 32).unbind(0)
+    residual = residual.clone()
+    y, before, behind = made(x, residual)
+    assert not before.requires_grad and not residual.requires_grad and y.requires_grad and behind.requires_grad
+    (y + behind + residual + before).sum().backward()
+    torch.testing.assert_close(made[2].weight.grad, 2 * residual.sum(0).expand(32, 32))
+    y, before = ops.Sequential(ops.MakeExtraOutput(), ops.BasicLinear(32, 32))(x)
+    assert y.requires_grad and not before.requires_grad
+
+
 def test_an_extra_output_that_is_written_later_raises_in_backward():
     y, extra = ops.Sequential(ops.ConstantScale(2.0), ops.MakeExtraOutput(), ops.RMSNorm(32))(draw(8, 32))
     extra.add_(1)

@@ -21,6 +21,15 @@ def test_ranks_together_are_one(ranks, scenario):
     assert [each[scenario] for each in ranks] == [""] * len(ranks)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_gpus_together_are_one(tmp_path):
+    multiprocessing.start_processes(start, (2, str(tmp_path), "nccl"), 2, start_method="spawn")
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    assert {scenario: [each[scenario] for each in found] for scenario in SCENARIOS} == {
+        scenario: ["", ""] for scenario in SCENARIOS}
+
+
 @pytest.mark.parametrize("options, words", [
     ({"tensor_parallel_mode": "diagonal"}, "must be None, 'column' or 'row'"),
     ({"tensor_parallel_mode": "column"}, "torch.distributed is not initialised"),

@@ -54,7 +54,7 @@ class Node(torch.autograd.Function):
         if isinstance(x, QuantizedTensor):
             x = dense(x, kernels)
         if func_ctx is not None:
-            outputs += _keep(func_ctx, plan, contexts, x, tensors)
+            outputs += _keep(func_ctx, plan, contexts, (x, *outputs), tensors)
             if outputs:
                 func_ctx.set_materialize_grads(False)
         return (x, *outputs) if outputs else x
@@ -104,19 +104,25 @@ def _once(func_ctx, *grad_outputs):
     return Node.backward(func_ctx, *grad_outputs)
 
 
-def _keep(func_ctx, plan, contexts, x, tensors):
+def _keep(func_ctx, plan, contexts, outputs, tensors):
     """Leave for backward what it needs, and tell autograd what was written; -> that, but for the output itself."""
+    x = outputs[0]
     kept, func_ctx.forms = flatten(contexts)
     func_ctx.save_for_backward(*kept)
     func_ctx.plan, func_ctx.contexts, func_ctx.hidden, func_ctx.kind = plan, contexts, (), x.device.type
     if not plan.written:
+        if plan.constants:
+            func_ctx.mark_non_differentiable(*[outputs[1 + place] for place in plan.constants])
         return ()
     written = [tensors[place] for _, place in plan.written]
     func_ctx.mark_dirty(*written)
     if len(written) == 1 and written[0] is x:
         return ()
-    func_ctx.hidden = [index for (index, _), each in zip(plan.written, written) if each is not x]
-    return tuple(each for each in written if each is not x)
+    hidden = [(index, each) for (index, _), each in zip(plan.written, written) if each is not x]
+    func_ctx.hidden = [index for index, _ in hidden]
+    constants = [outputs[1 + place] for place in plan.constants]
+    func_ctx.mark_non_differentiable(*constants, *[each for index, each in hidden if not plan.settings[0][index]])
+    return tuple(each for _, each in hidden)
 
 
 class OperationFuser:

@@ -42,6 +42,7 @@ class Plan:
     each basic operation. input: its place among the tensors, behind the extra inputs. written: (basic operation, place
     among the extra inputs) of what is written.
     may_be_view: whether what is written becomes the only output, and comes first.
+    constants: places of the extra outputs that backward does not reach.
     quantizing: (place, operation, whether its input, and whether its weight, needs a gradient). run: what computes it.
     """
 
@@ -60,6 +61,7 @@ class Plan:
     extra_outputs: int
     written: tuple[tuple[int, int], ...]
     may_be_view: bool
+    constants: tuple[int, ...]
     quantizing: tuple[tuple[int, Any, bool, bool], ...]
     run: Any
 
@@ -76,7 +78,7 @@ def make_plan(fuser, recipe, requires, parameters, run):
     backward, unfused = (
         tuple(step for step in reversed(_steps(each, ops, "fuser_backward")) if step.first >= first)
         for each in (fused[1], ops))
-    places = _slices([op.num_extra_inputs for op in ops])
+    places, outputs = (_slices([getattr(op, name) for op in ops]) for name in ("num_extra_inputs", "num_extra_outputs"))
     written = tuple((index, places[index].start) for index, op in enumerate(ops) if op.writes_extra_input)
     return Plan(
         recipe, requires, tuple(parameters), (pattern.FORWARD.version, pattern.BACKWARD.version), fuser.kernels, fused,
@@ -84,6 +86,8 @@ def make_plan(fuser, recipe, requires, parameters, run):
         no_gradients=(tuple((None,) * _count(op) for op in ops), tuple((None,) * op.num_extra_inputs for op in ops)),
         input=fuser.num_extra_inputs, extra_outputs=fuser.num_extra_outputs,
         written=written, may_be_view=written == ((len(ops) - 1, 0),) and not fuser.num_extra_outputs,
+        constants=tuple(place for op, each, made in zip(ops, reached, outputs) if not each
+                        for place in range(made.start, made.stop)),
         quantizing=tuple((index, op, inputs[index], own[index]) for index, op in enumerate(ops)
                          if isinstance(op, QuantizingOperation)),
         run=run,

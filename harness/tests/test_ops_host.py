@@ -1,0 +1,75 @@
+"""What a pipeline costs the host, as far as that can be counted: frames and calls."""
+
+import sys
+
+import torch
+
+import reference
+from harness.environment import ROOT
+from reference import ops
+
+SIZE = 32
+
+
+def draw(*shape):
+    return torch.randn(shape, requires_grad=True)
+
+
+class Frames:
+    """A table whose functions say how many of the project's own frames they were called through."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: self._called(name, args, kwargs)
+
+    def _called(self, name, args, kwargs):
+        frame, own = sys._getframe(2), 0
+        while frame:
+            path = frame.f_code.co_filename
+            own += path.startswith((f"{ROOT}/reference/", f"{ROOT}/optimized/"))
+            frame = frame.f_back
+        self.seen[name] = own
+        return getattr(reference, name)(*args, **kwargs)
+
+
+def test_frames_between_a_pipeline_and_its_functions():
+    """Of a function that needs two or three more to the driver, all in all five or six."""
+    frames = Frames()
+    made = ops.Sequential(ops.RMSNorm(SIZE), ops.BasicLinear(SIZE, SIZE), ops.ConstantScale(0.5),
+                          ops.AddExtraInput(in_place=True), ops.BasicLinear(SIZE, SIZE), kernels=frames)
+    made(draw(8, SIZE), torch.randn(8, SIZE)).sum().backward()
+    assert frames.seen == {"rmsnorm_fwd": 3, "linear_scale_add_fwd": 3, "linear_fwd": 3,
+                           "linear_bwd": 3, "linear_scale_bwd": 3, "rmsnorm_bwd": 2}
+
+
+def test_calls_that_a_call_costs():
+    """The host's share, in calls of the project's Python functions: time is noise where others compute."""
+    table = {"linear_scale_add_fwd": lambda x, weight, residual, scale: residual.add_(1),
+             "linear_scale_bwd": lambda dy, x, weight, scale, **options: (dy, weight)}
+    made = ops.Sequential(ops.BasicLinear(SIZE, SIZE), ops.ConstantScale(0.5), ops.AddExtraInput(in_place=True),
+                          kernels=type("Table", (), {name: staticmethod(each) for name, each in table.items()}))
+    x, residual = draw(8, SIZE), torch.randn(2, 8, SIZE)
+    made(x, residual[0].clone()).sum().backward()
+    counts = []
+
+    def count(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(f"{ROOT}/reference/"):
+            counts[-1] += 1
+
+    def counted(call):
+        counts.append(0)
+        sys.setprofile(count)
+        try:
+            return call()
+        finally:
+            sys.setprofile(None)
+
+    with torch.autograd.set_multithreading_enabled(False):
+        y = counted(lambda given=residual[1].clone(): made(x, given))
+        loss = y.sum()
+        counted(loss.backward)
+    assert 0 < counts[0] <= 28 and 0 < counts[1] <= 10, counts
