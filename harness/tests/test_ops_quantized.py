@@ -1,6 +1,7 @@
 """Recipes in pipelines: what is quantized by whom, steps of delayed scaling, checkpoints of both kinds."""
 
 import copy
+import pickle
 import types
 
 import pytest
@@ -191,6 +192,19 @@ def test_training_goes_on_from_a_saved_state(recipe, tmp_path):
         fresh = pipeline(ops.RMSNorm(SIZE), ops.Quantize(), ops.BasicLinear(SIZE, SIZE))
         fresh.load_state_dict(torch.load(tmp_path / "state.pt"))
         fresh(draw(64, SIZE))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_copy_has_a_state_of_its_own(recipe, duplicate):
+    made = pipeline(ops.RMSNorm(SIZE), ops.Quantize(), ops.BasicLinear(SIZE, SIZE))
+    steps(made, 2, recipe)
+    copied = duplicate(made)
+    for each in (made, copied):
+        each.zero_grad()
+    wanted = steps(made, 3, recipe)
+    assert copied[2]._state.step == made[2]._state.step - 3
+    assert same(steps(copied, 3, recipe), wanted)
 
 
 def test_weights_alone_load_too():

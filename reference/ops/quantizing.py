@@ -45,6 +45,10 @@ class QuantizingOperation(BasicOperation):
             self._made = key, self._quantizers(state, input_requires_grad, weight_requires_grad)
         return self._made[1]
 
+    def __getstate__(self):
+        """What copies and pickles hold: quantizers can be made again."""
+        return super().__getstate__() | {"_made": None}
+
     def _quantizers(self, state, input_requires_grad, weight_requires_grad):
         raise NotImplementedError(f"{type(self).__name__} has no quantizers")
 
