@@ -75,7 +75,8 @@ def test_a_captured_graph_gives_what_eager_gives(kernels, recipe):
         graph.replay()
     wanted = step(made, x, residual, grad, recipe)
     torch.cuda.synchronize()
-    close([each.detach() for each in found], [each.detach() for each in wanted], 0.9999 if recipe is None else 0.97)
+    least = 0.9999 if recipe is None else 0.9 if recipe is RECIPES["nvfp4"] else 0.97  # of other random bits
+    close([each.detach() for each in found], [each.detach() for each in wanted], least)
     if recipe is None and kernels is optimized:
         assert all(map(torch.equal, found, wanted))
 
