@@ -28,13 +28,15 @@ def flatten(contexts):
             forms.append(None)
             continue
         ctx.saved = None
-        if all(map(_is_plain, saved)):
+        for value in saved:
+            if value is not None and not isinstance(value, Tensor):
+                before = len(tensors)
+                form = [_emptied(each, tensors) for each in saved]
+                forms.append((type(saved), form, 0) if len(tensors) > before else (None, saved, 0))
+                break
+        else:
             tensors += saved
             forms.append((type(saved), None, len(saved)))
-            continue
-        before = len(tensors)
-        form = [_emptied(value, tensors) for value in saved]
-        forms.append((type(saved), form, 0) if len(tensors) > before else (None, saved, 0))
     return tensors, forms
 
 
@@ -56,10 +58,6 @@ def restore(contexts, tensors, forms):
             values = [_fill(place, given) for place in places]
             taken = len(tensors) - operator.length_hint(given)
         ctx.saved = tuple.__new__(kind, values)
-
-
-def _is_plain(value):
-    return value is None or isinstance(value, Tensor)
 
 
 def _emptied(value, tensors):
