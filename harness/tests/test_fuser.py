@@ -59,7 +59,7 @@ def test_the_static_methods_are_those_of_the_seeds():
     add = ops.AddExtraInput(in_place=True)
     found = ops.ForwardLinearScaleAdd.fuse_forward_ops([norm, linear, scale, add], recipe=None)
     assert [type(op) for op in found] == [ops.RMSNorm, ops.ForwardLinearScaleAdd]
-    assert found[1].basic_ops == (linear, scale, add)
+    assert found[1].basic_ops == (linear, scale, add) and [op.is_fused_op for op in found] == [False, True]
     found = ops.BackwardLinearScale.fuse_backward_ops([norm, linear, scale, add], recipe=None)
     assert [type(op) for op in found] == [ops.RMSNorm, ops.BackwardLinearScale, ops.AddExtraInput]
     assert found[1].basic_ops == (linear, scale)

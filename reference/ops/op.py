@@ -50,6 +50,8 @@ class FusibleOperation(torch.nn.Module):
     """
 
     kernels = reference
+    is_fused_op = False
+    """Whether it covers several basic operations."""
 
     def fuser_forward(self, basic_op_ctxs, input_, *, basic_op_extra_inputs, prev_op_grad_output_quantizer,
                       next_op_input_quantizer, basic_op_kwargs):
@@ -129,6 +131,8 @@ class BasicOperation(FusibleOperation):
 class FusedOperation(FusibleOperation):
     """Several adjacent basic operations, computed as one, forward or backward. A subclass takes them as the keywords
     that its pattern names, and gives them here in forward order. Errors: TypeError for what is no basic operation."""
+
+    is_fused_op = True
 
     def __init__(self, basic_ops):
         super().__init__()
