@@ -212,6 +212,20 @@ def test_bad_input(build, error, words):
         build()
 
 
+class Forgetful(ops.BasicOperation):
+    """Has an extra input, and no method that takes it."""
+
+    num_extra_inputs = 1
+
+    def op_forward(self, ctx, input_, **unused):
+        return input_
+
+
+def test_an_extra_input_that_nobody_takes_is_an_error():
+    with pytest.raises(NotImplementedError, match="Forgetful has extra inputs or outputs, but no fuser_forward"):
+        ops.Sequential(Forgetful())(torch.ones(4), torch.ones(4))
+
+
 def test_norms_over_several_dimensions():
     x = draw(3, 2, 4)
     for norm in (ops.LayerNorm((2, 4)), ops.RMSNorm((2, 4))):

@@ -116,16 +116,22 @@ class BasicOperation(FusibleOperation):
 
     def fuser_forward(self, basic_op_ctxs, input_, *, basic_op_extra_inputs, prev_op_grad_output_quantizer,
                       next_op_input_quantizer, basic_op_kwargs):
-        """`op_forward`; there are no extra outputs."""
+        """`op_forward`; there are no extra inputs and outputs."""
+        self._has_nothing_extra("fuser_forward")
         output = self.op_forward(
             basic_op_ctxs[0], input_, prev_op_grad_output_quantizer=prev_op_grad_output_quantizer,
             next_op_input_quantizer=next_op_input_quantizer, **basic_op_kwargs[0])
         return output, [()]
 
     def fuser_backward(self, basic_op_ctxs, grad_output, *, basic_op_grad_extra_outputs):
-        """`op_backward`; there are no extra inputs."""
+        """`op_backward`; there are no extra inputs and outputs."""
+        self._has_nothing_extra("fuser_backward")
         grad_input, grad_parameters = self.op_backward(basic_op_ctxs[0], grad_output)
         return grad_input, [grad_parameters], [()]
+
+    def _has_nothing_extra(self, method):
+        if self.num_extra_inputs or self.num_extra_outputs:
+            raise NotImplementedError(f"{type(self).__name__} has extra inputs or outputs, but no {method} of its own")
 
 
 class FusedOperation(FusibleOperation):

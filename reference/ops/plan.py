@@ -123,7 +123,8 @@ def _steps(fused, ops, method):
         end = first + len(op.basic_ops)
         found.append(Step(
             op, first, end,
-            alone=isinstance(op, BasicOperation) and getattr(type(op), method) is getattr(BasicOperation, method),
+            alone=isinstance(op, BasicOperation) and getattr(type(op), method) is getattr(BasicOperation, method)
+            and not op.num_extra_inputs and not op.num_extra_outputs,
             before=first - 1 if first and ops[first - 1].takes_quantized_grad_output else None,
             behind=end if end < len(ops) and ops[end].takes_quantized_input else None,
             extra_inputs=tuple(inputs[first:end]), extra_outputs=tuple(outputs[first:end]),
