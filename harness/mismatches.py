@@ -16,7 +16,7 @@ amax that differs, whose values are compared instead."""
 
 
 _REORDERED = 4 * torch.finfo(torch.float32).eps
-"""What float32 arithmetic in another order may change an amax by, beside the rounding to the activation dtype: each side
+"""What float32 arithmetic in another order may change a value by, beside the rounding to the activation dtype: each side
 rounds two sums, a root and three products."""
 
 
@@ -115,7 +115,8 @@ class Comparison:
             values.append(codes * units)
             steps.append(spacing(codes, side.format) * units)
         ours, theirs = values
-        near = ((ours - theirs).abs() <= torch.maximum(*steps) * (1 + 1e-6)) | (ours.isnan() & theirs.isnan())
+        most = torch.maximum(*steps) * (1 + 1e-6) + _REORDERED * torch.maximum(ours.abs(), theirs.abs())
+        near = ((ours - theirs).abs() <= most) | (ours.isnan() & theirs.isnan())
         self.counts["apart"] += ours.numel()
         far = int((~near).sum())
         self._demand(not far, f"{name}: {far} of {ours.numel()} values under other scales are more than a step off")

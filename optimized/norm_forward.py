@@ -1,5 +1,6 @@
 """Forward norms: the launches behind layernorm_fwd and rmsnorm_fwd, with and without a quantizer."""
 
+from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from optimized.plan import Chip, Plan, Problem
 from optimized.quantization import CODES, assembled, options_of, outputs_of, pointers_of, quantize, scalars_of, work_of
 from optimized.quantize_plan import Work
 from reference import tensors
-from reference.quantizers import Float8Quantizer, MXFP8Quantizer
+from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer
 
 _prepared = Prepared()
 _forced: ContextVar[tuple[Path | None, bool]] = ContextVar("forced", default=(None, False))
@@ -44,13 +45,13 @@ def forced_path(path: Path | None, in_two: bool = False):
 @dataclass(frozen=True)
 class _Ready:
     """What is kept of a call for the next one like it: `launch`, None where there is nothing to do, or where two are
-    needed; (shape, dtype) of the outputs, None for those that are not asked for; rows; whether y is cast while its
-    row is in registers, by the kernel of the norm; and the launch before `launch`, with the same arguments, if any."""
+    needed; (shape, dtype) of the outputs, None for those that are not asked for; rows; the order of the kernel's
+    pointers; and the launch before `launch`, with the same arguments, if any."""
 
     launch: Launch | None
     outputs: tuple
     rows: int
-    from_registers: bool = False
+    order: Callable | None = None
     first: Launch | None = None
 
 
@@ -109,16 +110,28 @@ def _quantized(function, input, weight, bias, quantizer, options):
     made = [None if each is None else allocate(*each, input.device) for each in ready.outputs]
     mu, rsigma = _statistics(function, ready.rows, input.device)
 
-    of_quantizer, x, gamma = pointers_of(quantizer, made), input.data_ptr(), weight.data_ptr()
-    if ready.from_registers:
-        scale, amax, scale_inv, data, scales, *_ = of_quantizer
-        ready.launch(scale, amax, scale_inv, scales, x, gamma, *_addresses(bias), data, *_addresses(mu, rsigma))
-    else:
-        pointers = gamma, *_addresses(bias, mu, rsigma), x, *of_quantizer
-        if ready.first:
-            ready.first(*pointers)
-        ready.launch(*pointers)
+    pointers = ready.order(pointers_of(quantizer, made), *_addresses(input, weight, bias, mu, rsigma))
+    if ready.first:
+        ready.first(*pointers)
+    ready.launch(*pointers)
     return assembled(quantizer, made, input), mu, rsigma
+
+
+def _from_registers(of_quantizer, x, gamma, beta, mu, rsigma) -> tuple[int, ...]:
+    """As norm_forward.cu takes pointers for FP8 and MXFP8."""
+    scale, amax, scale_inv, data, scales, *_ = of_quantizer
+    return scale, amax, scale_inv, scales, x, gamma, beta, data, mu, rsigma
+
+
+def _by_rows(of_quantizer, x, gamma, beta, mu, rsigma) -> tuple[int, ...]:
+    """As norm_current.cu does."""
+    _, _, scale_inv, data, *_, workspace, _, _ = of_quantizer
+    return scale_inv, workspace, x, gamma, beta, data, mu, rsigma
+
+
+def _by_parts(of_quantizer, x, gamma, beta, mu, rsigma) -> tuple[int, ...]:
+    """As norm_quantize.cu and norm_slab.cu do."""
+    return gamma, beta, mu, rsigma, x, *of_quantizer
 
 
 def _in_two(function, input, weight, bias, quantizer, options):
@@ -165,15 +178,17 @@ def _prepare(function, input, weight, bias, quantizer, *, options, path) -> _Rea
         return _Ready(None, (), rows)
     here = chip(input.device)
     problem, work, (*before, plan) = _plan_fused(function, input, weight, bias, quantizer, options=options, chip=here)
-    from_registers, outputs = work is None, outputs_of(input, quantizer)
-    norm = _scalars(problem, plan, input, options)
-    if from_registers:
-        return _Ready(Launch(plan, input.device, 10, norm), (*outputs, None), rows, from_registers)
+    workspace = ((plan.workspace_bytes // 4,), torch.float32) if plan.workspace_bytes else None
+    outputs, norm = (*outputs_of(input, quantizer), workspace), _scalars(problem, plan, input, options)
+    if work is None and plan.source == "norm_forward.cu":
+        return _Ready(Launch(plan, input.device, 10, norm), outputs, rows, _from_registers)
+    if work is None:
+        scalars = (*norm, numpy.int32(quantizer.force_pow_2_scales), numpy.float32(quantizer.amax_epsilon))
+        return _Ready(Launch(plan, input.device, 8, scalars), outputs, rows, _by_rows)
     *_, row_threads, eps, inverse_cols = norm
     scalars = (*scalars_of(work, input, quantizer), eps, inverse_cols, row_threads)
-    workspace = ((plan.workspace_bytes // 4,), torch.float32) if plan.workspace_bytes else None
     first = Launch(before[0], input.device, 17, scalars) if before else None
-    return _Ready(Launch(plan, input.device, 17, scalars), (*outputs, workspace), rows, first=first)
+    return _Ready(Launch(plan, input.device, 17, scalars), outputs, rows, _by_parts, first)
 
 
 def _plan_plain(function, input, weight, bias, *, options, chip: Chip, y_dtype) -> tuple[Problem, Plan]:
@@ -185,17 +200,24 @@ def _plan_plain(function, input, weight, bias, *, options, chip: Chip, y_dtype) 
 def _plan_fused(function, input, weight, bias, quantizer, *, options, chip: Chip):
     """The problem, the work where two passes are needed (None where not), and the plans of the launches."""
     problem = forward_problem(function, input, weight, bias, options["zero_centered_gamma"])
-    cast = {Float8Quantizer: "ToFp8<{}>", MXFP8Quantizer: "ToMxfp8<{}, {}>"}.get(type(quantizer))
-    if cast and not quantizer.columnwise:
-        direct = replace(problem, output=cast.format(CODES[quantizer.dtype], problem.x))
-        plan = plans_of_paths.from_registers(direct, chip, options["sm_margin"])
-        if plan:
-            return direct, None, (plan,)
+    if not quantizer.columnwise and (plan := _plan_rowwise(problem, quantizer, options["sm_margin"], chip)):
+        return problem, None, (plan,)
     work = plans_of_paths.of_norm(work_of(input, quantizer), problem.cols % 8 == 0 and on_16_bytes(input))
     asked = problem, work, chip, options["sm_margin"]
     if work.twice and _forced.get()[1]:
         return problem, work, plans_of_paths.in_two_launches(*asked)
     return problem, work, (plans_of_paths.in_slabs(*asked) or plans_of_paths.in_two_passes(*asked),)
+
+
+def _plan_rowwise(problem: Problem, quantizer, sm_margin: int, chip: Chip) -> Plan | None:
+    """Where each row is quantized by who normalizes it, all of it being in registers."""
+    cast = {Float8Quantizer: "ToFp8<{}>", MXFP8Quantizer: "ToMxfp8<{}, {}>"}.get(type(quantizer))
+    code = CODES[quantizer.dtype]
+    if cast:
+        return plans_of_paths.from_registers(replace(problem, output=cast.format(code, problem.x)), chip, sm_margin)
+    if isinstance(quantizer, Float8CurrentScalingQuantizer) and not _forced.get()[1]:
+        return plans_of_paths.by_rows(problem, code, chip, sm_margin)
+    return None
 
 
 def _scalars(problem: Problem, plan: Plan, input: Tensor, options) -> tuple:

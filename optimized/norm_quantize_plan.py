@@ -8,6 +8,7 @@ from optimized.plan import MAX_GRID, SIZES, Chip, Plan, Problem
 from optimized.quantize_plan import THREADS, Work, strips, tiles
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 
+CURRENT_THREADS = {2: 1024, 4: 768}  # of an SM, by bytes of an element of x: as many as registers allow without spills
 MOST_BYTES_HELD = 128  # of x in one thread's registers
 SLAB_ROWS, SLAB_COLS = 32, 512  # of a CTA: 8 warps of 32 x 64 elements beside each other
 SLAB_RATE = {1: 0.85, 2: 0.7}  # of a copy's, by tiles a thread holds: with two, one CTA fills an SM
@@ -67,6 +68,19 @@ def from_registers(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan | N
     lanes = min(plan.row_threads, 32) * problem.vector
     blocks = problem.output.startswith("ToFp8") or (lanes >= 32 and problem.cols % (32 * plan.cluster) == 0)
     return plan if plan.source == "norm_forward.cu" and blocks else None
+
+
+def by_rows(problem: Problem, code: str, chip: Chip, sm_margin: int = 0) -> Plan | None:
+    """The plan of a norm with current scaling, rowwise: one cooperative launch in which each CTA goes over its own rows
+    twice. None where registers of one CTA do not hold a row."""
+    m = plans.forward_map(problem, replace(chip, clusters=()))
+    ctas = m and CURRENT_THREADS[SIZES[problem.x]] // m.limit
+    if not ctas:
+        return None
+    grid = max(1, min(ctas * max(1, chip.sms - sm_margin), -(-problem.rows // m.slots)))
+    return Plan("norm_current.cu", f"norm_current<{m.types}, {ctas}, {code}>", f"{m.scope} current", grid, m.block,
+                row_threads=m.rows.threads, workspace_bytes=4 * grid, cooperative=True,
+                programmatic=chip.is_hopper_or_later)
 
 
 @dataclass(frozen=True)

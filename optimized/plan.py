@@ -118,30 +118,50 @@ class RowMap:
         return "Whole" if whole else "Ragged"
 
 
-def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
-    """The plan of layernorm_fwd or rmsnorm_fwd: CTAs come and go, a row or a few narrow ones each.
+@dataclass(frozen=True)
+class ForwardMap:
+    """How rows lie over CTAs in forward: `types` are the kernels' first template arguments, the last of which, `limit`,
+    is the most threads of a CTA; `slots` rows in a CTA of `block` threads."""
 
-    With an `sm_margin` there are only as many CTAs as the other SMs hold, and they stay.
-    """
+    types: str
+    scope: str
+    rows: RowMap
+    slots: int
+    block: int
+    limit: int
+
+
+def forward_map(problem: Problem, chip: Chip) -> ForwardMap | None:
+    """A row in registers, of a CTA or of a cluster; None where it is too wide for that."""
     def slots_of(threads, elements, slab):
         fits = threads <= MAX_THREADS and (elements < 32 or problem.vector >= 4)  # many short vectors would spill
         return FORWARD_THREADS[elements] // threads if fits else 0
 
     rows = _row_map(problem.cols, chip, FORWARD_THREADS, slots_of, lambda m: (-m.elements * m.threads, m.elements))
-    output = problem.output or f"Store<{problem.x}>"
-    types = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}"
     if rows is None:
-        return _wide("norm_forward_wide", f"{types}, {output}", min(problem.rows, 2 * _at_once(chip, 1, sm_margin)))
+        return None
     scope = "Block" if rows.scope == "Group" else rows.scope
     slots = max(1, 128 // rows.threads) if rows.threads <= 32 else 1
-    block = slots * rows.threads
-    limit = next(size for size in (128, 256, 512, 1024) if size >= block)
-    ctas, vectors = FORWARD_THREADS[rows.elements] // limit, rows.elements // problem.vector
-    kernel = f"norm_forward<{types}, {vectors}, {scope}, {rows.fill(problem)}, {limit}, {ctas}, {output}>"
-    most = ctas * _at_once(chip, rows.cluster, sm_margin) if sm_margin else MAX_GRID
-    grid = max(1, min(most, -(-problem.rows // slots))) * rows.cluster
-    return Plan("norm_forward.cu", kernel, scope, grid, block, rows.cluster, rows.threads,
-                programmatic=chip.is_hopper_or_later)
+    limit = next(size for size in (128, 256, 512, 1024) if size >= slots * rows.threads)
+    types = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}, {rows.elements // problem.vector}"
+    types += f", {scope}, {rows.fill(problem)}, {limit}"
+    return ForwardMap(types, scope, rows, slots, slots * rows.threads, limit)
+
+
+def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
+    """The plan of layernorm_fwd or rmsnorm_fwd: CTAs come and go, a row or a few narrow ones each.
+
+    With an `sm_margin` there are only as many CTAs as the other SMs hold, and they stay.
+    """
+    output, m = problem.output or f"Store<{problem.x}>", forward_map(problem, chip)
+    if m is None:
+        types = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}, {output}"
+        return _wide("norm_forward_wide", types, min(problem.rows, 2 * _at_once(chip, 1, sm_margin)))
+    ctas, cluster = FORWARD_THREADS[m.rows.elements] // m.limit, m.rows.cluster
+    most = ctas * _at_once(chip, cluster, sm_margin) if sm_margin else MAX_GRID
+    grid = max(1, min(most, -(-problem.rows // m.slots))) * cluster
+    return Plan("norm_forward.cu", f"norm_forward<{m.types}, {ctas}, {output}>", m.scope, grid, m.block, cluster,
+                m.rows.threads, programmatic=chip.is_hopper_or_later)
 
 
 def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:

@@ -45,7 +45,8 @@ def test_amax_and_cast_can_be_two_launches():
         assert planned(CURRENT).kernel.startswith("quantize_normed<Fp8<Later<NormedRowTile<")
         assert planned(NV).kernel.startswith("quantize_normed<Nvfp4<Later<") and not planned(NV).cooperative
         assert planned(MX).source == "norm_forward.cu"
-    assert planned(CURRENT).kernel.startswith("norm_quantize<")
+    assert planned(CURRENT).kernel.startswith("norm_current<")
+    assert planned(Float8CurrentScalingQuantizer(columnwise=True)).kernel.startswith("norm_quantize<")
 
 
 def test_what_can_be_forced():
@@ -96,7 +97,7 @@ def test_one_launch_on_every_shape_that_blocks_allow(chip):
             held = isinstance(quantizer, Float8Quantizer | MXFP8Quantizer) and not recipe.columnwise and (
                 shape[1] <= (5120 if chip.sms < 132 else 32768))
             assert not held or plan.source == "norm_forward.cu"
-            assert plan.cooperative == (plan.source == "norm_quantize.cu")
+            assert plan.cooperative == (plan.source in ("norm_quantize.cu", "norm_current.cu"))
 
 
 def test_unfused_is_the_plan_of_the_norm():
@@ -120,6 +121,19 @@ def test_rows_fit_into_their_threads(problem, chip):
     assert vector == problem.vector and rows.threads * vector * vectors >= problem.cols
     assert vector * vectors * SIZES[problem.x] <= plans.MOST_BYTES_HELD
     assert ("Whole" in rows.policy) <= (rows.threads * vector * vectors == problem.cols)
+
+
+@quick
+@given(forward_problems(), chips, margins)
+def test_by_rows(problem, chip, sm_margin):
+    plan = plans.by_rows(problem, "E4M3", chip, sm_margin)
+    if plan is None:
+        return
+    limit, ctas = map(int, plan.kernel.split(", ")[-3:-1])
+    assert plan.cooperative and plan.cluster == 1 and plan.block <= limit
+    assert 1 <= plan.grid <= ctas * max(1, chip.sms - sm_margin) and limit * ctas <= 1024, "all must run at once"
+    assert plan.workspace_bytes == 4 * plan.grid
+    assert plans.by_rows(replace(problem, rows=5), "E4M3", chip).kernel == plan.kernel
 
 
 @st.composite
@@ -189,9 +203,11 @@ def test_large_and_narrow_takes_slabs_and_wide_takes_two_passes():
 
 
 def test_a_margin_leaves_sms():
-    free, held = planned(CURRENT, (8192, 4096)), planned(CURRENT, (8192, 4096), sm_margin=32)
+    free, held = planned(NV, (8192, 4096)), planned(NV, (8192, 4096), sm_margin=32)
     assert free.grid == 2 * 132 and held.grid == 2 * 100
-    assert planned(CURRENT, (8192, 4096), sm_margin=10_000).grid == 2
+    assert planned(NV, (8192, 4096), sm_margin=10_000).grid == 2
+    assert planned(CURRENT, (8192, 4096)).grid == 8 * 132
+    assert planned(CURRENT, (8192, 4096), sm_margin=32).grid == 8 * 100
     assert planned(MX, (64, 96), chip=SM_80).programmatic is False
 
 

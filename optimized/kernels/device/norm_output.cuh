@@ -107,3 +107,17 @@ struct ToMxfp8 {
     pad_scales(a.scales, a.rows, a.cols / kBlock, blockDim.x);
   }
 };
+
+// The largest magnitude of y rounded to X, as words of Peaks have it.
+template <class X>
+struct PeakOf {
+  static constexpr bool kTakesY = true, kTogether = false;
+  u32 word = 0;
+
+  template <int N>
+  __device__ __forceinline__ void put(const Forward&, i64, i64, const Floats<N>& y, bool) {
+    Vec<X, N> rounded;
+    narrow(y, rounded);
+    word = larger<X>(word, peak_word(rounded));
+  }
+};

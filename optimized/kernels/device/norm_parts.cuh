@@ -117,20 +117,6 @@ struct Later : Part { static constexpr bool kMeets = false; };
 struct Nothing {
   static constexpr bool kTakesY = false, kTogether = false;
 };
-// The largest magnitude of y rounded to X, as words of Peaks have it.
-template <class X>
-struct PeakOf {
-  static constexpr bool kTakesY = true, kTogether = false;
-  u32 word = 0;
-
-  template <int N>
-  __device__ __forceinline__ void put(const Forward&, i64, i64, const Floats<N>& y, bool) {
-    Vec<X, N> rounded;
-    narrow(y, rounded);
-    word = larger<X>(word, peak_word(rounded));
-  }
-};
-
 // How rows go through registers before they are quantized: held in them, or walked along.
 template <class Norm, class X, class Gamma, int N, int V, class Scope, class Fill>
 struct Held {

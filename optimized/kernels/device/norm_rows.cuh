@@ -79,6 +79,28 @@ struct HeldRows {
     }
     scope.close();
   }
+
+  // The same rows again, the last first, their statistics being in memory: gives y to `output`.
+  template <class Output>
+  __device__ __forceinline__ void walk_back(const Forward& a, const Scope& scope, Output& output) const {
+    const auto column = [&](int v) { return span.first + (share.first + v * share.kStep) * N; };
+    const int neighbour = Scope::kRowsPerWarp == 1 ? 0 : scope.slot() % Scope::kRowsPerWarp;
+    const i64 top = slots.first - neighbour;  // of this warp
+    for (i64 k = top < a.rows ? (a.rows - 1 - top) / slots.count : -1; k >= 0; --k) {
+      const i64 row = slots.first + k * slots.count;
+      const bool valid = Scope::kRowsPerWarp == 1 || row < a.rows;
+      const int vectors = valid ? share.count : 0;
+      Vec<X, N> x[V];
+#pragma unroll
+      for (int v = 0; v < V; ++v)
+        if (v < vectors) x[v] = load<X, N>(a.x, row * a.x_pitch + column(v));
+      const float r = valid ? __ldcg(a.rsigma + row) : 0.f, mu = Norm::kCentered && valid ? __ldcg(a.mu + row) : 0.f;
+#pragma unroll
+      for (int v = 0; v < V; ++v)
+        if (v < vectors)
+          output.put(a, row, column(v), normed<Norm, Gamma>(a, column(v), widen(x[v]), mu, r), true);
+    }
+  }
 };
 
 // Sum over a row of term(vector index), the sum of a vector, in every of the CTA's threads.

@@ -11,6 +11,15 @@ struct Current {
   static constexpr bool kTwice = true;
 };
 
+// The scale of current scaling, of what has `most` as the bits of its largest magnitude. `Args` has amax_epsilon and
+// pow_2_scales.
+template <class Code, class Args>
+__device__ __forceinline__ float current_scale(u32 most, const Args& a) {
+  const float amax = max_nan(__uint_as_float(most), a.amax_epsilon);
+  const float scale = amax == 0.f || !(amax <= kFloatMax) ? 1.f : fminf(__fdiv_rn(Code::kLargest, amax), kFloatMax);
+  return a.pow_2_scales ? __uint_as_float(__float_as_uint(scale) & kExponent) : scale;
+}
+
 // FP8 with one scale for the tensor: q = cast(y * scale), columnwise data the transpose of the same bytes.
 template <class From, class Code, class Scaling>
 struct Fp8 {
@@ -37,9 +46,7 @@ struct Fp8 {
   __device__ __forceinline__ void settle() {
     u32 most[1] = {peaks.bits()};
     GridMax<1>::template apply<Part::kMeets>(shared.most, a.partial, most);
-    amax = max_nan(__uint_as_float(most[0]), a.amax_epsilon);
-    scale = amax == 0.f || !(amax <= kFloatMax) ? 1.f : fminf(__fdiv_rn(Code::kLargest, amax), kFloatMax);
-    if (a.pow_2_scales) scale = __uint_as_float(__float_as_uint(scale) & kExponent);
+    scale = current_scale<Code>(most[0], a);
   }
   __device__ __forceinline__ void finish() {
     if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __fdiv_rn(1.f, scale);
