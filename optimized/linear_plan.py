@@ -4,11 +4,14 @@ from dataclasses import dataclass
 
 from optimized.plan import Chip, Plan
 
-THREADS, CTAS = 256, 2  # kThreads; CTAs that an SM holds
+THREADS = 256  # kThreads
 SIMT_DEPTH, SIMT_STAGES, SIMT_PADDING = 16, 2, 4  # Simt::kDepth, kStages; FloatPanel's padding, in elements
 MMA_ROW_BYTES, MMA_STAGES = 64, 4  # a TensorCore's kDepth in bytes, kStages
-SMALL = (64, 64)  # a tile; TF32 has no registers for one of 128 x 128
-SMALL_COST = 1.4  # of an element of D in a small tile, of which a load serves fewer
+COSTS = {  # tile -> of an element of D: a load serves fewer products in a small one
+    "mma": {(128, 128): 1.0, (64, 64): 1.4},
+    "tf32": {(128, 64): 1.0, (64, 64): 1.2},  # which has no registers for 128 x 128
+    "simt": {(128, 128): 1.0, (128, 64): 1.15, (64, 64): 1.8},
+}
 MAX_GRID = 2**31 - 1
 
 
@@ -69,14 +72,15 @@ class Tiling:
 
 
 def tilings(products: tuple[Product, ...], chip: Chip) -> tuple[Tiling, ...]:
-    """The products, each cut into tiles of the size that the model finds fastest for all: rounds of CTAs, of a cost that
-    grows with the tile. The results do not depend on it."""
-    def rounds(tile):
-        tiles = sum(Tiling(product, *tile).tiles for product in products)
-        return -(-tiles // (CTAS * chip.sms)) * tile[0] * tile[1] * (SMALL_COST if tile == SMALL else 1)
+    """The products, each cut into tiles of the size that the model finds fastest for all: what the busiest SM has to do.
+    The results do not depend on it."""
+    costs = COSTS["simt" if products[0].simt else "tf32" if products[0].element == "f32" else "mma"]
 
-    large = (128, 64) if any(p.element == "f32" and not p.exact for p in products) else (128, 128)
-    best = min((large, SMALL), key=rounds)
+    def time(tile):
+        tiles = sum(Tiling(product, *tile).tiles for product in products)
+        return -(-tiles // chip.sms) * tile[0] * tile[1] * costs[tile]
+
+    best = min(costs, key=time)
     return tuple(Tiling(product, *best) for product in products)
 
 

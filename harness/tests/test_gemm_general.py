@@ -14,7 +14,7 @@ from harness.cases import PRODUCTS
 from harness.sweeps import sweep
 from harness.tests.test_specializations import instructions
 from optimized import fused, jit, linear
-from optimized.linear_plan import Product, Tiling, general, tilings
+from optimized.linear_plan import COSTS, Product, Tiling, general, tilings
 from optimized.plan import H200, Chip
 
 SM_80 = Chip("sm_80", 108, 166_912)
@@ -36,10 +36,10 @@ def forms(element, exact=True):
 
 
 def requests(kinds):
-    """Source and kernel of each form, in both tiles."""
+    """Source and kernel of each form, in every tile."""
     for element, exact in kinds:
         for products in forms(element, exact):
-            for tile in ((128, 64) if element == "f32" and not exact else (128, 128), (64, 64)):
+            for tile in COSTS["mma" if element != "f32" else "simt" if exact else "tf32"]:
                 yield "gemm_general.cu", general(tuple(Tiling(product, *tile) for product in products), H200).kernel
 
 
@@ -120,6 +120,9 @@ def test_tiles_are_small_where_large_ones_would_leave_the_chip_idle():
     assert [(t.m, t.n) for t in tilings((FORWARD,), H200)] == [(128, 128)]
     for m, n in ((1, 4096), (512, 512), (128, 8192)):
         assert [(t.m, t.n) for t in tilings((replace(FORWARD, m=m, n=n),), H200)] == [(64, 64)]
+    floats = replace(FORWARD, element="f32", output="f32")
+    assert [[(t.m, t.n) for t in tilings((replace(floats, m=m),), H200)] for m in (64, 256, 4096)] == [
+        [(64, 64)], [(128, 64)], [(128, 128)]]
 
 
 def test_a_result_of_nothing_has_a_grid_all_the_same():

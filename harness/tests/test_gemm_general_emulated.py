@@ -14,7 +14,7 @@ COMPILER = shutil.which("g++")
 KINDS = {
     "bf16": ("bf16", "Bf16", 64, 64, 4e-3, 1e-5), "bf16 large": ("bf16", "Bf16", 128, 128, 4e-3, 1e-5),
     "fp16": ("f16", "F16", 64, 64, 6e-4, 1e-5), "tf32": ("f32", "Tf32", 128, 64, 1e-2, 1e-2),
-    "fp32": ("f32", "Exact", 128, 128, 1e-5, 1e-5), "fp32 small": ("f32", "Exact", 64, 64, 1e-5, 1e-5),
+    **{f"fp32 {m}x{n}": ("f32", "Exact", m, n, 1e-5, 1e-5) for m, n in ((128, 128), (128, 64), (64, 64))},
 }
 MISTAKES = {
     "waits for too little": ("gemm_general.cu", "copy_async_wait<kStages - 2>", "copy_async_wait<kStages - 1>"),
