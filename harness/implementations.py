@@ -193,8 +193,8 @@ IMPLEMENTATIONS = {each.name: each for each in (
 def suited(case: Case, names: Sequence[str], asked: bool) -> list[str]:
     """Those of the implementations that compute the function of the case.
 
-    Unless it is `asked` for, what multiplies matrices in float32 is not timed beside cuBLAS: the reference proves what is
-    right, and would take most of a run.
+    Unless it is `asked` for, what multiplies matrices in float32 is not timed beside cuBLAS: the reference proves what
+    is right, and would take most of a run.
     """
     found = [name for name in names if (of := IMPLEMENTATIONS[name].functions) is None or case.function in of]
     slow = () if asked or "cublas" not in found else ("reference", "compiled")

@@ -43,8 +43,9 @@ def judge(
 ) -> Judged:
     """Errors of every output against the oracle. `pairs`: name -> what the function and the reference gave.
 
-    `times`: how often both were called, where that accumulates. `twin`: see harness.parity.check. `count` takes what was counted of an output, right or wrong. `allowance`: see Family. Raises Wrong with what is wrong
-    with the first output that is not what it should be.
+    `times`: how often both were called, where that accumulates. `twin`: see harness.parity.check. `count` takes what was
+    counted of an output, right or wrong. `allowance`: see Family. Raises Wrong with what is wrong with the first output
+    that is not what it should be.
     """
     family = family_of(case.function)
     for name, pair in pairs.items():
@@ -145,5 +146,5 @@ def _demand_accuracy(
 def _demand_closer(name: str, found: Accuracy, wanted: Accuracy, output: torch.Tensor) -> None:
     if output.element_size() == 2 and output.numel() >= MANY and (
             found.max > max(wanted.max, LUCK) or found.rms > max(wanted.rms, LUCK)):
-        raise Wrong(f"{name}: error max {found.max:.2e}, rms {found.rms:.2e}; the composition, which rounds more often, "
-                    f"has {wanted.max:.2e}, {wanted.rms:.2e}: at most that is allowed")
+        raise Wrong(f"{name}: error max {found.max:.2e}, rms {found.rms:.2e}; the composition, which rounds more "
+                    f"often, has {wanted.max:.2e}, {wanted.rms:.2e}: at most that is allowed")

@@ -24,7 +24,8 @@ def smoke() -> list[Case]:
     """13 quick cases: every function at a size that fills a GPU and at one that tiles do not divide."""
     return [
         *(Case(function, (2048, 4096, 4096)) for function in FUNCTIONS),
-        *(Case(function, (130, 260, 333), dtype) for function, dtype in zip(FUNCTIONS, ("fp16", "fp32", "bf16", "fp32"))),
+        *(Case(function, (130, 260, 333), dtype)
+          for function, dtype in zip(FUNCTIONS, ("fp16", "fp32", "bf16", "fp32"))),
         _case("linear_scale_bwd", (512, 1024, 2048), _MAIN_GRAD),
         *(Case(function, (4096, 4096)) for function in ("constant_scale", "add")),
         *(Case(function, (33, 1023), "fp32") for function in ("constant_scale", "add")),

@@ -19,7 +19,8 @@ def percent_of_limit(cases: dict[str, dict[str, dict[str, Any]]]) -> Figure | No
     grouped = defaultdict(list)
     for of in cases.values():
         row = of.get("optimized")
-        if row and row["function"] in PRODUCTS and row["percent_of_limit"] and row["dtype"] == "bf16" and not row["options"]:
+        plain = row and row["function"] in PRODUCTS and row["dtype"] == "bf16" and not row["options"]
+        if plain and row["percent_of_limit"]:
             grouped[row["function"]].append(of)
     if not grouped:
         return None

@@ -1,4 +1,5 @@
-"""Which path, kernel and tile the products of a linear layer take. Pure functions of shapes, layouts, dtypes and chip."""
+"""Which kernel and tile the products of a linear layer take on the general path. Pure functions of shapes, layouts,
+dtypes and chip."""
 
 from dataclasses import dataclass
 
@@ -20,8 +21,8 @@ class Product:
     """D (m, n) = scale · A (m, k) · B (k, n) (+ C, where it `adds`).
 
     `element` is the C++ type of A and B, `output` that of C and D. `a_across`, `b_across`: whether A's neighbours in
-    memory lie along m, B's along n, instead of along k. `exact`: f32 is multiplied as such, not as TF32. `aligned`: every
-    operand begins at a multiple of 16 bytes, and so does every row of it.
+    memory lie along m, B's along n, instead of along k. `exact`: f32 is multiplied as such, not as TF32. `aligned`:
+    every operand begins at a multiple of 16 bytes, and so does every row of it.
     """
 
     m: int
@@ -72,8 +73,8 @@ class Tiling:
 
 
 def tilings(products: tuple[Product, ...], chip: Chip) -> tuple[Tiling, ...]:
-    """The products, each cut into tiles of the size that the model finds fastest for all: what the busiest SM has to do.
-    The results do not depend on it."""
+    """The products, each cut into tiles of the size that the model finds fastest for all: what the busiest SM has to
+    do. The results do not depend on it."""
     costs = COSTS["simt" if products[0].simt else "tf32" if products[0].element == "f32" else "mma"]
 
     def time(tile):

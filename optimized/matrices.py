@@ -14,7 +14,7 @@ from optimized.plan import SIZES
 
 @dataclass(frozen=True)
 class Matrix:
-    """`rows` x `cols` elements, the rows `pitch` elements apart; each begins at a multiple of `unit` bytes, 16 at most."""
+    """`rows` x `cols` elements, rows `pitch` elements apart; each begins at a multiple of `unit` bytes, 16 at most."""
 
     rows: int
     cols: int

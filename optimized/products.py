@@ -217,7 +217,7 @@ def _dense(t):
 
 
 def _all_dense(operands, flags) -> tuple:
-    """Backward's operands; those that no required gradient needs are left alone, or dropped where they are quantized."""
+    """Backward's operands; those that no required gradient needs are left alone, or dropped if they are quantized."""
     for_input, for_weight, _ = flags
     needed = for_input or for_weight, for_weight, for_input, for_weight
     return tuple(_dense(t) if used else None if isinstance(t, QuantizedTensor) else t

@@ -129,7 +129,8 @@ def _takes_gradient(function, grad_weight, operands):
     else:
         shape = (model.shape[-1], operands["input"].shape[-1]) if "input" in operands else tuple(grad_weight.shape)
     if tuple(grad_weight.shape) != shape:
-        refuse(ValueError, function, f"grad_weight has shape {tuple(grad_weight.shape)}, but must have weight's, {shape}")
+        refuse(ValueError, function,
+               f"grad_weight has shape {tuple(grad_weight.shape)}, but must have weight's, {shape}")
     _is_written(function, {"grad_weight": grad_weight}, operands)
 
 

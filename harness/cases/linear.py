@@ -1,8 +1,8 @@
 """linear_fwd and linear_bwd: inputs, work and oracle; also of their fusions, which harness.cases.fused registers.
 
-The shape of a case is (M, N, K): input (M, K), weight (N, K), output (M, N). Options: `layout` of every operand; forward
-`out_dtype`; `gradients` "input" or "weight", the only one that backward is asked for; `main_grad`, the dtype of the
-buffer that the weight's gradient is added to; `in_place`.
+The shape of a case is (M, N, K): input (M, K), weight (N, K), output (M, N). Options: `layout` of every operand;
+forward `out_dtype`; `gradients` "input" or "weight", the only one that backward is asked for; `main_grad`, the dtype of
+the buffer that the weight's gradient is added to; `in_place`.
 """
 
 import math
@@ -143,7 +143,9 @@ class Backward(Products):
         dy = drawn(m, n, root=m, outliers=True, spoiled=True)
         x = None if asked == "input" else drawn(m, k, outliers=True)
         w = None if asked == "weight" else drawn(n, k, root=k)
-        options = {} if asked is None else {"input_requires_grad": asked == "input", "weight_requires_grad": x is not None}
+        options = {}
+        if asked:
+            options = {"input_requires_grad": asked == "input", "weight_requires_grad": asked == "weight"}
         if main_grad:
             buffer = drawn(n, k).to(DTYPES[main_grad])
             options |= {"grad_weight": buffer, "accumulate_into_grad_weight": True}

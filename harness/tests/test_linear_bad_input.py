@@ -168,7 +168,8 @@ class TestOverlaps:
     def test_residual_and_the_data_of_a_quantized_operand(self, package, launched):
         quantized = reference.quantize(torch.ones(32, 64, dtype=torch.bfloat16), MXFP8Quantizer())
         residual = quantized.rowwise_data.view(torch.bfloat16)
-        call = {"input": quantized, "weight": torch.ones(32, 64, dtype=torch.bfloat16), "residual": residual, "scale": 1.0}
+        weight = torch.ones(32, 64, dtype=torch.bfloat16)
+        call = {"input": quantized, "weight": weight, "residual": residual, "scale": 1.0}
         with pytest.raises(ValueError, match="residual.*overlaps input.rowwise_data"):
             getattr(package, "linear_scale_add_fwd")(**call)
 
@@ -178,7 +179,8 @@ class TestOverlaps:
             call = {"input": torch.ones(4, 4), "other": torch.ones(4, 4), name: memory[:4], "out": memory[1:]}
             check_refused(package, "add", call, ValueError, ("out", name, "overlaps"))
         square = torch.ones(4, 4)
-        check_refused(package, "add", {"input": square.t(), "other": torch.ones(4, 4), "out": square}, ValueError, ("out",))
+        call = {"input": square.t(), "other": torch.ones(4, 4), "out": square}
+        check_refused(package, "add", call, ValueError, ("out",))
 
     def test_columns_that_lie_between_one_another_do_not_overlap(self, package, launched):
         memory = torch.ones(4, 16)

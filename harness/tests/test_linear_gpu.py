@@ -1,5 +1,5 @@
-"""Linear layers, their fusions and the pointwise operations on a GPU: right for every shape, dtype, layout and option on
-every path, and the same in every run."""
+"""Linear layers, their fusions and the pointwise operations on a GPU: right for every shape, dtype, layout and option
+on every path, and the same in every run."""
 
 import pytest
 import torch
@@ -119,7 +119,8 @@ def test_residual_is_overwritten_and_returned(layout, shape, dtype, path):
 def test_given_grad_weight(function, layout, kind, accumulates, path):
     for size in ((300, 128, 256), (65, 47, 61)):
         call = operands(function, *size, torch.bfloat16, device=DEVICE)
-        start = torch.randn(size[1:], device=DEVICE) if accumulates else torch.full(size[1:], float("nan"), device=DEVICE)
+        start = torch.randn(size[1:], device=DEVICE)
+        start = start if accumulates else start.fill_(float("nan"))
         buffer = lay(start.to(kind), layout)
         expected = exact(function, call, buffer.clone() if accumulates else None)
         version = buffer._version
@@ -231,7 +232,7 @@ def test_more_than_two_to_the_31_elements(path):
     if torch.cuda.mem_get_info()[0] < 40e9:
         pytest.skip("needs 40 GB")
     m, n, k = 70_000, 40, 32_000
-    x, w = torch.randn(m, k, device=DEVICE, dtype=torch.bfloat16), torch.randn(n, k, device=DEVICE, dtype=torch.bfloat16)
+    x, w = (torch.randn(rows, k, device=DEVICE, dtype=torch.bfloat16) for rows in (m, n))
     output = optimized.linear_fwd(x, w)
     for rows in (slice(0, 100), slice(m - 100, m)):
         assert_near(output[rows], x[rows].double() @ w.double().t())

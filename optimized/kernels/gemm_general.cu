@@ -33,8 +33,8 @@ __device__ __forceinline__ void product(const General& g, u32 tile) {
   core.template finish<Epilogue>(g, g.factor ? g.alpha * *g.factor : g.alpha, corner);
 }
 
-// One product. Reads A and B once a tile of D that needs them, mostly from the L2, (C once,) and writes D once: at least
-// (m k + n k) sizeof(T) + (1 or 2) m n sizeof(D) bytes. The floor is usually that of the arithmetic, 2 m n k.
+// One product. Reads A and B once a tile of D that needs them, mostly from the L2, (C once,) and writes D once: at
+// least (m k + n k) sizeof(T) + (1 or 2) m n sizeof(D) bytes. The floor is usually that of the arithmetic, 2 m n k.
 template <class Core, class Epilogue>
 __global__ __launch_bounds__(kThreads, 2) void gemm_general(const __grid_constant__ General g) {
   wait_for_grids_in_front();

@@ -9,7 +9,8 @@ struct Copy {
   const char* from;
   int size, bytes;
   void run() const {
-    if (bytes < 0 || bytes > size || uintptr_t(to) % size || (bytes && uintptr_t(from) % size)) die("a copy is misaligned");
+    if (bytes < 0 || bytes > size) die("a copy of a wrong size");
+    if (uintptr_t(to) % size || (bytes && uintptr_t(from) % size)) die("a copy is misaligned");
     memset(to, 0, size);
     if (bytes) memcpy(to, from, bytes);
   }

@@ -12,7 +12,8 @@ template <class T>
 struct Matrix {
   std::vector<char> memory;
   int rows, cols, pitch, skipped;
-  Matrix(int rows, int cols, int padding, int skipped) : rows(rows), cols(cols), pitch(cols + padding), skipped(skipped) {
+  Matrix(int rows, int cols, int padding, int skipped)
+      : rows(rows), cols(cols), pitch(cols + padding), skipped(skipped) {
     memory.assign((size_t(max(rows, 1)) * max(pitch, 1) + skipped) * sizeof(T) + 128, char(0xff));
     std::uniform_real_distribution<float> values(-1, 1);
     for (int i = 0; i < rows; ++i)
@@ -93,7 +94,8 @@ void all(double allowed, double allowed_f32) {
       Product<Dgrad, Store<T>, T> dx(m, k, n, padding, skipped);
       Product<Wgrad, ScaleAdd<f32>, T> dw(n, k, m, padding, skipped);
       const Pair pair{{dx.pointers(), dw.pointers()}, {dx.shape(), dw.shape()}};
-      launch<Dgrad>(dx.tiles() + dw.tiles(), [&] { gemm_general_pair<Dgrad, Store<T>, Wgrad, ScaleAdd<f32>>(pair); }, !reversed);
+      const auto both = [&] { gemm_general_pair<Dgrad, Store<T>, Wgrad, ScaleAdd<f32>>(pair); };
+      launch<Dgrad>(dx.tiles() + dw.tiles(), both, !reversed);
       dx.check(allowed);
       dw.check(allowed_f32);
     }

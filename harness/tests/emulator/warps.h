@@ -9,7 +9,7 @@ struct Lane {
 inline Lane lanes[kContexts];
 inline const Lane& lane_of_warp(int lane) { return lanes[current / 32 * 32 + lane]; }
 
-// Element k of a row of A or a column of B: `PerRegister` of them in each of the registers of four lanes, 8 registers apart.
+// Element k of a row of A or a column of B, of which a register holds PerRegister neighbours.
 template <class T, int PerRegister>
 inline float element(const u32* registers, int k) {
   T value;
@@ -36,9 +36,15 @@ inline void multiply_in_warp(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   }
   sync_warp();
 }
-inline void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply_in_warp<bf16, 16>(d, a, b0, b1); }
-inline void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply_in_warp<f16, 16>(d, a, b0, b1); }
-inline void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { multiply_in_warp<f32, 8>(d, a, b0, b1); }
+inline void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  multiply_in_warp<bf16, 16>(d, a, b0, b1);
+}
+inline void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  multiply_in_warp<f16, 16>(d, a, b0, b1);
+}
+inline void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  multiply_in_warp<f32, 8>(d, a, b0, b1);
+}
 
 inline u32 round_to_tf32(float value) {
   u32 bits;

@@ -105,8 +105,8 @@ __device__ __forceinline__ void put(const General& g, float alpha, const Floats<
     }
 }
 
-// Where a tile of D begins: a few tiles high, they sweep across, so that what CTAs of one moment read of A and B is still
-// in the L2.
+// Where a tile of D begins: a few tiles high, they sweep across, so that what CTAs of one moment read of A and B is
+// still in the L2.
 struct Corner {
   i64 row, col;
   __device__ __forceinline__ Corner(const Shape& g, int height, int width, u32 tile) {

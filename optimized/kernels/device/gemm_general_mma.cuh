@@ -38,8 +38,8 @@ struct PartsOfB {
   static __device__ __forceinline__ int along_k(int part) { return part & 1; }
 };
 
-// Extent rows of A (columns of B) by Depth elements of K in shared memory, as they lie in global memory, but for 16-byte
-// chunks of a row, which are permuted so that eight rows of a column of chunks lie in different banks.
+// Extent rows of A (columns of B) by Depth elements of K in shared memory, as they lie in global memory, but for
+// 16-byte chunks of a row, which are permuted so that eight rows of a column of chunks lie in different banks.
 template <class T, class Lies, int Extent, int Depth>
 struct Panel {
   static constexpr int kRows = Lies::kAlongK ? Extent : Depth, kCols = Lies::kAlongK ? Depth : Extent;

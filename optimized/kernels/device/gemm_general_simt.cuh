@@ -13,7 +13,8 @@ struct FloatPanel {
   __device__ __forceinline__ void load(const Side& side, i64 first, i64 k) {
     if constexpr (Lies::kAlongK) {  // a warp: four rows by eight elements of K, which are one sector of memory each
       const int row = threadIdx.x / 8, depth = threadIdx.x % 8;
-      const int rows = int(min(i64(Extent), side.rows - first)) - row, depths = int(min(i64(Depth), side.cols - k)) - depth;
+      const int rows = int(min(i64(Extent), side.rows - first)) - row;
+      const int depths = int(min(i64(Depth), side.cols - k)) - depth;
       const char* from = side.data + ((first + row) * side.pitch + k + depth) * 4;
 #pragma unroll
       for (int i = 0; i < Extent; i += kThreads / 8, from += kThreads / 8 * 4 * side.pitch)
