@@ -91,16 +91,18 @@ class Rows:
     threads: int
 
 
-def rows_of(problem: Problem) -> Rows:
-    """Held in registers where they fit, 32 elements a thread rather than fewer: more bytes are on their way at once.
+def rows_of(problem: Problem, most_bytes: int = MOST_BYTES_HELD) -> Rows:
+    """Held in registers where they fit, `most_bytes` a thread where rows are that wide: with half as many threads on an
+    SM as the norm alone has, as many bytes are on their way at once.
 
-    Many short vectors would spill: then, and beyond 64 elements of 16 bits a thread, rows are walked along.
+    Many short vectors would spill: then, and where 256 threads do not hold a row, it is walked along.
     """
     types = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}"
+    most = most_bytes // SIZES[problem.x]
     wide = problem.cols > 128 and problem.vector >= 4
-    for elements in (32, 64) if wide else (8,):
+    for elements in (32 if problem.cols <= 8 * most else most, most) if wide else (8,):
         threads = max(8, 1 << (-(-problem.cols // elements) - 1).bit_length())
-        if threads <= THREADS and elements * SIZES[problem.x] <= MOST_BYTES_HELD:
+        if threads <= THREADS:
             scope = f"Lanes<{threads}>" if threads <= 32 else "Group"
             fill = "Whole" if problem.cols == threads * elements and problem.vector >= 4 else "Ragged"
             return Rows(f"Held<{types}, {elements // problem.vector}, {scope}, {fill}>", threads)
@@ -110,7 +112,7 @@ def rows_of(problem: Problem) -> Rows:
 def in_two_passes(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> Plan:
     """The plan of one cooperative launch: statistics of rows, then y part by part. `work` is what quantize does with y;
     the held part of delayed scaling is float32."""
-    rows, ctas, part = rows_of(problem), _ctas(problem, work), _part(problem, work)
+    rows, ctas, part = _rows(problem, work), _ctas(problem, work), _part(problem, work)
     parts = tiles(work.rows, work.cols) if work.tiles else strips(work.rows, work.cols, work.flat)
     most = ctas * max(1, chip.sms - sm_margin)
     grid = max(1, min(most, max(parts, -(-problem.rows * rows.threads // THREADS))))
@@ -125,7 +127,7 @@ def in_two_launches(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0
     one, ctas = in_two_passes(problem, work, chip, sm_margin), _ctas(problem, work)
     quantized = _quantized(work, f"Later<{_part(problem, work)}>")
     return (
-        replace(one, kernel=f"norm_amax<{rows_of(problem).policy}, {problem.x}, {ctas}>", cooperative=False),
+        replace(one, kernel=f"norm_amax<{_rows(problem, work).policy}, {problem.x}, {ctas}>", cooperative=False),
         replace(one, kernel=f"quantize_normed<{quantized}, {ctas}>", cooperative=False),
     )
 
@@ -183,7 +185,14 @@ def _slabs(cols: int, clusters: dict[int, int]) -> tuple[int, int]:
 
 def _ctas(problem: Problem, work: Work) -> int:
     """CTAs that an SM holds: as many as registers allow without spills. Checked by compiling."""
-    return 1 if problem.norm == "LayerNorm" and work.columns and (problem.x == "f32" or not work.whole) else 2
+    many = problem.norm == "LayerNorm" and work.tiles and (problem.x == "f32" or not work.whole)
+    return 1 if many else 2
+
+
+def _rows(problem: Problem, work: Work) -> Rows:
+    """Likewise."""
+    many = problem.norm == "LayerNorm" and work.scheme[0] == "Mxfp8"
+    return rows_of(problem, MOST_BYTES_HELD // 2 if many else MOST_BYTES_HELD)
 
 
 def of_norm(work: Work, whole: bool) -> Work:
