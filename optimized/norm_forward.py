@@ -183,7 +183,8 @@ def _prepare(function, input, weight, bias, quantizer, *, options, path) -> _Rea
     if work is None and plan.source == "norm_forward.cu":
         return _Ready(Launch(plan, input.device, 10, norm), outputs, rows, _from_registers)
     if work is None:
-        scalars = (*norm, numpy.int32(quantizer.force_pow_2_scales), numpy.float32(quantizer.amax_epsilon))
+        scalars = (*norm, numpy.int32(quantizer.force_pow_2_scales), numpy.float32(quantizer.amax_epsilon),
+                   numpy.int32(plan.stages))
         return _Ready(Launch(plan, input.device, 8, scalars), outputs, rows, _by_rows)
     *_, row_threads, eps, inverse_cols = norm
     scalars = (*scalars_of(work, input, quantizer), eps, inverse_cols, row_threads)

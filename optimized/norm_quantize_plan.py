@@ -8,7 +8,10 @@ from optimized.plan import MAX_GRID, SIZES, Chip, Plan, Problem
 from optimized.quantize_plan import THREADS, Work, strips, tiles
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 
-CURRENT_THREADS = {2: 1024, 4: 768}  # of an SM, by bytes of an element of x: as many as registers allow without spills
+# Threads of an SM for current scaling along rows, by norm and bytes of an element of x: as many as registers allow
+# without spills. Checked by compiling.
+CURRENT_THREADS = {("RmsNorm", 2): 1024, ("RmsNorm", 4): 768, ("LayerNorm", 2): 768, ("LayerNorm", 4): 512}
+KEPT_SHARE = 0.8  # of an SM's shared memory, for rows between two passes; the rest stays L1 and what kernels declare
 MOST_BYTES_HELD = 128  # of x in one thread's registers
 SLAB_ROWS, SLAB_COLS = 32, 512  # of a CTA: 8 warps of 32 x 64 elements beside each other
 SLAB_RATE = {1: 0.85, 2: 0.7}  # of a copy's, by tiles a thread holds: with two, one CTA fills an SM
@@ -72,15 +75,19 @@ def from_registers(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan | N
 
 def by_rows(problem: Problem, code: str, chip: Chip, sm_margin: int = 0) -> Plan | None:
     """The plan of a norm with current scaling, rowwise: one cooperative launch in which each CTA goes over its own rows
-    twice. None where registers of one CTA do not hold a row."""
+    twice, the second time as far as possible in shared memory. None where the registers of a CTA do not hold a row, or such
+    CTAs leave threads of an SM idle."""
     m = plans.forward_map(problem, replace(chip, clusters=()))
-    ctas = m and CURRENT_THREADS[SIZES[problem.x]] // m.limit
-    if not ctas:
+    threads = CURRENT_THREADS[problem.norm, SIZES[problem.x]]
+    if m is None or threads % m.limit:
         return None
+    ctas = threads // m.limit
     grid = max(1, min(ctas * max(1, chip.sms - sm_margin), -(-problem.rows // m.slots)))
+    row = m.block * m.rows.elements * SIZES[problem.x]  # a row of each slot
+    kept = min(int(KEPT_SHARE * chip.shared_bytes) // ctas // row, -(-problem.rows // (grid * m.slots)))
     return Plan("norm_current.cu", f"norm_current<{m.types}, {ctas}, {code}>", f"{m.scope} current", grid, m.block,
-                row_threads=m.rows.threads, workspace_bytes=4 * grid, cooperative=True,
-                programmatic=chip.is_hopper_or_later)
+                row_threads=m.rows.threads, stages=kept, stage_bytes=row, shared_bytes=kept * row,
+                workspace_bytes=4 * grid, cooperative=True, programmatic=chip.is_hopper_or_later)
 
 
 @dataclass(frozen=True)

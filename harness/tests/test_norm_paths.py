@@ -132,7 +132,10 @@ def test_by_rows(problem, chip, sm_margin):
     limit, ctas = map(int, plan.kernel.split(", ")[-3:-1])
     assert plan.cooperative and plan.cluster == 1 and plan.block <= limit
     assert 1 <= plan.grid <= ctas * max(1, chip.sms - sm_margin) and limit * ctas <= 1024, "all must run at once"
-    assert plan.workspace_bytes == 4 * plan.grid
+    assert plan.workspace_bytes == 4 * plan.grid and plan.shared_bytes == plan.stages * plan.stage_bytes
+    assert ctas * plan.shared_bytes <= 0.8 * chip.shared_bytes
+    slots = plan.block // plan.row_threads
+    assert plan.stages <= max(1, -(-problem.rows // (plan.grid * slots))) and plan.stage_bytes % 16 == 0
     assert plans.by_rows(replace(problem, rows=5), "E4M3", chip).kernel == plan.kernel
 
 

@@ -10,6 +10,7 @@ struct CurrentPointers {
 struct CurrentScalars {
   int pow_2_scales;
   float amax_epsilon;
+  int kept;  // rows that a thread keeps in dynamic shared memory
 };
 struct ForwardCurrent : CurrentPointers, Forward, CurrentScalars {};
 
@@ -27,8 +28,9 @@ struct CastBy {
 };
 
 // y = norm(x) as in norm_forward.cu, to FP8 with current scaling, rowwise, in one cooperative launch: the statistics of
-// every row and the amax of y; then, when all CTAs are that far, each CTA's rows once more, the last first.
-// Bytes an element, for x of 2 bytes, which are the floor of this function: 5; 3 where x stays in the L2.
+// every row and the amax of y; then, when all CTAs are that far, each CTA's rows once more, the last first, from shared
+// memory as far as they fit there.
+// Bytes an element, for x of 2 bytes, which are the floor of this function: 5; 3 where x stays on the chip.
 template <class Norm, class X, class Gamma, int N, int V, class Scope, class Fill, int Threads, int Ctas, class Code>
 __global__ __launch_bounds__(Threads, Ctas) void norm_current(const __grid_constant__ ForwardCurrent a) {
   __shared__ typename Scope::Shared shared;
@@ -38,8 +40,9 @@ __global__ __launch_bounds__(Threads, Ctas) void norm_current(const __grid_const
   wait_for_grids_in_front();
   let_grid_behind_come();
 
+  const KeptRows<X, N, V> kept{a.kept};
   PeakOf<X> peak;
-  rows.walk(a, scope, peak);
+  rows.walk(a, scope, peak, kept);
   Peaks<X> peaks;
   peaks.word[0] = peak.word;
   u32 most[1] = {peaks.bits()};
@@ -51,6 +54,6 @@ __global__ __launch_bounds__(Threads, Ctas) void norm_current(const __grid_const
   BlockMax<1>::apply(after, most);
 
   CastBy<Code, X> cast{current_scale<Code>(most[0], a)};
-  rows.walk_back(a, scope, cast);
+  rows.walk_back(a, scope, cast, kept);
   if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __fdiv_rn(1.f, cast.scale);
 }

@@ -30,6 +30,20 @@ __device__ __forceinline__ Floats<N> normed(const Forward& a, i64 column, const 
   return y;
 }
 
+// What a thread has of its last rows, kept between two walks over them: `places` rows in dynamic shared memory, or none.
+struct KeptNowhere {
+  static constexpr bool kKeeps = false;
+};
+template <class X, int N, int V>
+struct KeptRows {
+  static constexpr bool kKeeps = true;
+  const int places;
+
+  static __device__ __forceinline__ Vec<X, N>& at(int place, int v) {
+    return reinterpret_cast<Vec<X, N>*>(dynamic_shared())[(place * V + v) * blockDim.x + threadIdx.x];
+  }
+};
+
 // The rows of a grid's threads, each read once and held in registers: V vectors of N elements a thread.
 template <class Norm, class X, class Gamma, int N, int V, class Scope, class Fill>
 struct HeldRows {
@@ -40,12 +54,20 @@ struct HeldRows {
   __device__ __forceinline__ HeldRows(const Scope& scope, int cols)
       : span(cols), share(scope, span.vectors), slots(scope) {}
 
+  // How many rows this thread's warp goes through.
+  __device__ __forceinline__ int number(const Forward& a, const Scope& scope) const {
+    const i64 top = slots.first - (Scope::kRowsPerWarp == 1 ? 0 : scope.slot() % Scope::kRowsPerWarp);
+    return top < a.rows ? int((a.rows - 1 - top) / slots.count) + 1 : 0;
+  }
+
   // Writes the statistics of each row and gives y to `output`: put(row, column, y, here), by all lanes where it is
   // `kTogether`, else by those that are `here`.
-  template <class Output>
-  __device__ __forceinline__ void walk(const Forward& a, Scope& scope, Output& output) const {
+  template <class Output, class Kept = KeptNowhere>
+  __device__ __forceinline__ void walk(const Forward& a, Scope& scope, Output& output, const Kept& kept = {}) const {
     const auto column = [&](int v) { return span.first + (share.first + v * share.kStep) * N; };
     const int neighbour = Scope::kRowsPerWarp == 1 ? 0 : scope.slot() % Scope::kRowsPerWarp;
+    int place = 0;  // of the next row that is kept, below 0 before the first
+    if constexpr (Kept::kKeeps) place = min(0, kept.places - number(a, scope));
     for (i64 row = slots.first; row - neighbour < a.rows; row += slots.count) {
       const bool valid = Scope::kRowsPerWarp == 1 || row < a.rows;
       const int vectors = valid ? share.count : 0;
@@ -53,6 +75,12 @@ struct HeldRows {
 #pragma unroll
       for (int v = 0; v < V; ++v)
         if (v < vectors) x[v] = load<X, N>(a.x, row * a.x_pitch + column(v));
+      if constexpr (Kept::kKeeps) {
+#pragma unroll
+        for (int v = 0; v < V; ++v)
+          if (v < vectors && place >= 0) Kept::at(place, v) = x[v];
+        ++place;
+      }
       float mu = 0.f;
       if constexpr (Norm::kCentered) mu = valid ? float(load<X, 1>(a.x, row * a.x_pitch).lane[0]) : 0.f;
       scope.open();
@@ -81,19 +109,20 @@ struct HeldRows {
   }
 
   // The same rows again, the last first, their statistics being in memory: gives y to `output`.
-  template <class Output>
-  __device__ __forceinline__ void walk_back(const Forward& a, const Scope& scope, Output& output) const {
+  template <class Output, class Kept>
+  __device__ __forceinline__ void walk_back(const Forward& a, const Scope& scope, Output& output,
+                                            const Kept& kept) const {
     const auto column = [&](int v) { return span.first + (share.first + v * share.kStep) * N; };
-    const int neighbour = Scope::kRowsPerWarp == 1 ? 0 : scope.slot() % Scope::kRowsPerWarp;
-    const i64 top = slots.first - neighbour;  // of this warp
-    for (i64 k = top < a.rows ? (a.rows - 1 - top) / slots.count : -1; k >= 0; --k) {
-      const i64 row = slots.first + k * slots.count;
+    const int rows = number(a, scope);
+    int place = min(rows, kept.places);
+    for (i64 row = slots.first + i64(rows - 1) * slots.count; row >= slots.first; row -= slots.count) {
+      --place;
       const bool valid = Scope::kRowsPerWarp == 1 || row < a.rows;
       const int vectors = valid ? share.count : 0;
       Vec<X, N> x[V];
 #pragma unroll
       for (int v = 0; v < V; ++v)
-        if (v < vectors) x[v] = load<X, N>(a.x, row * a.x_pitch + column(v));
+        if (v < vectors) x[v] = place >= 0 ? Kept::at(place, v) : load<X, N>(a.x, row * a.x_pitch + column(v));
       const float r = valid ? __ldcg(a.rsigma + row) : 0.f, mu = Norm::kCentered && valid ? __ldcg(a.mu + row) : 0.f;
 #pragma unroll
       for (int v = 0; v < V; ++v)
