@@ -20,8 +20,8 @@ _SIDES = {(): "rowwise", (("orientation", "both"),): "both ways"}
 
 
 def section(cases: Cases, plots: Path, origin: str) -> list[str]:
-    """The report's part on norms with quantized outputs, as Markdown, its figures drawn into the folder `plots`; nothing
-    where there are none."""
+    """The report's part on norms with quantized outputs, as Markdown, its figures drawn into the folder `plots`;
+    nothing where there are none."""
     held = {name: of for name, of in cases.items() if (of.get("optimized") or {}).get("function") in NORMS
             and of["optimized"]["recipe"] != "none"}
     parts = []

@@ -10,7 +10,7 @@ from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer,
 
 # Threads of an SM for current scaling along rows, by norm and bytes of an element of x: as many as registers allow
 # without spills. Checked by compiling.
-CURRENT_THREADS = {("RmsNorm", 2): 1024, ("RmsNorm", 4): 768, ("LayerNorm", 2): 768, ("LayerNorm", 4): 512}
+CURRENT_THREADS = {("RmsNorm", 2): 1024, ("RmsNorm", 4): 512, ("LayerNorm", 2): 768, ("LayerNorm", 4): 512}
 KEPT_SHARE = 0.8  # of an SM's shared memory, for rows between two passes; the rest stays L1 and what kernels declare
 MOST_BYTES_HELD = 128  # of x in one thread's registers
 SLAB_ROWS, SLAB_COLS = 32, 512  # of a CTA: 8 warps of 32 x 64 elements beside each other
@@ -75,8 +75,8 @@ def from_registers(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan | N
 
 def by_rows(problem: Problem, code: str, chip: Chip, sm_margin: int = 0) -> Plan | None:
     """The plan of a norm with current scaling, rowwise: one cooperative launch in which each CTA goes over its own rows
-    twice, the second time as far as possible in shared memory. None where the registers of a CTA do not hold a row, or such
-    CTAs leave threads of an SM idle."""
+    twice, the second time as far as possible in shared memory. None where the registers of a CTA do not hold a row, or
+    such CTAs leave threads of an SM idle."""
     m = plans.forward_map(problem, replace(chip, clusters=()))
     threads = CURRENT_THREADS[problem.norm, SIZES[problem.x]]
     if m is None or threads % m.limit:
@@ -158,8 +158,8 @@ def in_slabs(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> Pl
     """The plan of one launch that reads x once: a CTA holds a slab of whole rows, a cluster slabs beside each other.
 
     None where that is impossible, what is not delayed scaling or MXFP8 having to know the amax of the tensor first, or
-    dearer than two passes. Costs are bytes of a copy that takes as long; not of how many rows there are, so that a row's
-    sums do not depend on that.
+    dearer than two passes. Costs are bytes of a copy that takes as long; not of how many rows there are, so that the
+    sums of a row do not depend on that.
     """
     held, cluster = _slabs(problem.cols, dict(chip.clusters))
     if work.twice or not work.whole or not cluster:

@@ -1,8 +1,8 @@
 #include "device/norm_slab.cuh"
 #include "device/ptx/dependency.cuh"
 
-// y = norm(x) as in norm_forward.cu, to FP8 with delayed scaling or to MXFP8, columnwise or both ways: a CTA holds a slab
-// of 32 * Down whole rows in registers, a cluster slabs of the same 32 rows beside each other.
+// y = norm(x) as in norm_forward.cu, to FP8 with delayed scaling or to MXFP8, columnwise or both ways: a CTA holds a
+// slab of 32 * Down whole rows in registers, a cluster slabs of the same 32 rows beside each other.
 // x is read once. Bytes an element, for x of 2 bytes, which are the floor of this function:
 //   FP8      2 + 1 an orientation      MXFP8    2 + 33/32 an orientation
 template <class Norm, class X, class Gamma, int Tiles, int Down, bool Clustered, class Output, int Ctas>

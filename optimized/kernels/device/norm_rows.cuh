@@ -30,7 +30,7 @@ __device__ __forceinline__ Floats<N> normed(const Forward& a, i64 column, const 
   return y;
 }
 
-// What a thread has of its last rows, kept between two walks over them: `places` rows in dynamic shared memory, or none.
+// What a thread has of its last rows, kept between two walks over them: `places` rows in dynamic shared memory; none.
 struct KeptNowhere {
   static constexpr bool kKeeps = false;
 };

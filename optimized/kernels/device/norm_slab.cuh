@@ -3,8 +3,8 @@
 #include "device/ptx/cluster.cuh"
 #include "device/quantize_mxfp8.cuh"
 
-// A CTA's threads over a slab of 32 * Down rows: Down x 8/Down warps of 32 x 64 elements, each 4 x 8 threads of 8 x 8, as
-// in a tile; the same columns further on make the slab `Tiles` as wide.
+// A CTA's threads over a slab of 32 * Down rows: Down x 8/Down warps of 32 x 64 elements, each 4 x 8 threads of 8 x 8,
+// as in a tile; the same columns further on make the slab `Tiles` as wide.
 template <int Down>
 struct SlabLattice {
   static constexpr int kRows = 32 * Down, kAcross = kThreads / kWarp / Down, kStep = 64 * kAcross;
@@ -15,9 +15,9 @@ struct SlabLattice {
   static __device__ __forceinline__ int left() { return warp_across() * 64 + Lattice::lane_across() * kRun; }
 };
 
-// Sums along the rows of a slab: of eight lanes, of the warps beside each other, and of the CTAs of a cluster, which then
-// share a row. Each CTA sends its sums to the others' shared memory; a place is written again only after its owner's next
-// contribution, which the owner sends when it has read the place.
+// Sums along the rows of a slab: of eight lanes, of the warps beside each other, and of the CTAs of a cluster, which
+// then share a row. Each CTA sends its sums to the others' shared memory; a place is written again only after its
+// owner's next contribution, which the owner sends when it has read the place.
 template <int Down, bool Clustered>
 struct SlabSums {
   using At = SlabLattice<Down>;
@@ -98,8 +98,8 @@ struct SlabSums {
   }
 };
 
-// What becomes of a thread's 8 x 8 elements of y, from `row` and `column` on: `rows` of the eight are there. y_of_row(i)
-// is zeros where there is no row.
+// What becomes of a thread's 8 x 8 elements of y, from `row` and `column` on: `rows` of the eight are there.
+// y_of_row(i) is zeros where there is no row.
 
 // FP8 with delayed scaling, of the float32 y. 32 rows of a column are 32 bytes of columnwise data, a whole sector.
 template <class Code>
