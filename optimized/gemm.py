@@ -66,9 +66,9 @@ class _Split:
             numpy.int64(product.d.pitch), numpy.int32(rows), numpy.int32(cols), numpy.int32(plan.parts)))
 
     def __call__(self, a: int, b: int, c: int, d: int, factor: int, scale: int) -> None:
-        sums = allocate(self._size, torch.float32, self._device).data_ptr()
-        self._multiply(a, b, 0, sums, 0, _ONE)
-        self._add(sums, c, d, factor, scale)
+        sums = allocate(self._size, torch.float32, self._device)  # nobody else's before both launches are in the stream
+        self._multiply(a, b, 0, sums.data_ptr(), 0, _ONE)
+        self._add(sums.data_ptr(), c, d, factor, scale)
 
 
 _ONE = int(numpy.float32(1).view(numpy.uint32))
@@ -80,11 +80,9 @@ def _whole(plan: GemmPlan, products: tuple[Operands, ...], device: torch.device)
         place = 4 if product.a_across else 0  # wgrad is the second of the kernel's products
         maps[place:place + 4] = _maps(product, plan.tile)
         sources[place:place + 4] = range(POINTERS * i, POINTERS * i + 4)
-    items = _items(plan, device)
+    items = _items(plan.items, device)
     scalars = numpy.int64(items.data_ptr()), numpy.int32(plan.clusters), numpy.int32(plan.part_rows)
-    launch = Launch(plan.plan, device, 2, scalars, tma.Maps(tuple(maps), tuple(sources), (4, 5)))
-    launch.items = items  # as long as somebody can launch it
-    return launch
+    return Launch(plan.plan, device, 2, scalars, tma.Maps(tuple(maps), tuple(sources), (4, 5)))
 
 
 def _maps(product: Operands, tile: Tile) -> list[driver.CUtensorMap | None]:
@@ -106,13 +104,14 @@ def _encoded(matrix: Matrix, box: tuple[int, int], row_bytes: int) -> driver.CUt
     return tma.encode(matrix.element, (matrix.rows, matrix.cols), -(-pitch // 16) * 16, box, row_bytes)
 
 
-@functools.lru_cache(maxsize=1024)
-def _items(plan: GemmPlan, device: torch.device) -> torch.Tensor:
-    """The list of work in device memory, ready for every stream; also while a graph is captured, not as a part of it."""
+@functools.cache
+def _items(packed: bytes, device: torch.device) -> torch.Tensor:
+    """The list of work in device memory, ready for every stream; also while a graph is captured, not as a part of it.
+    It stays for good, as kernels do: a graph that nobody here knows of may hold its address."""
     mode = _exchange_capture_mode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
     try:
         with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
-            items = torch.frombuffer(bytearray(plan.items), dtype=torch.int32).to(device)
+            items = torch.frombuffer(bytearray(packed), dtype=torch.int32).to(device)
             torch.cuda.current_stream().synchronize()
     finally:
         _exchange_capture_mode(mode)
