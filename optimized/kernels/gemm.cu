@@ -36,6 +36,7 @@ __device__ __forceinline__ void produce(const Gemm& g, Shared& s, Walk walk) {
       loader.template item<typename Way::First>(item, g.products[0]);
     if (Epilogue<E, Way, T, Results, Shared>::residual_stages(item)) loader.residual(item, g.products[item.second()].c);
   }
+  loader.drain();
 }
 
 template <class E, class Way, class T, class Results, class Shared>

@@ -37,6 +37,11 @@ struct Loader {
     }
   }
 
+  // All that arrives from the other CTA has arrived once every stage is free: only then may this one end.
+  __device__ __forceinline__ void drain() {
+    for (int i = 0; i < T::kStages; ++i, place.advance()) wait(&s.empty[place.stage], place.phase ^ 1);
+  }
+
   // C follows the stages that it is added to, as one or two more: on its way while the last products are made.
   __device__ __forceinline__ void residual(const Item& item, const TensorMap& c) {
     const Corner<T> corner(item);

@@ -93,6 +93,7 @@ struct Epilogue {
   static constexpr bool kInStages = Results::kAddsC && T::kTurns == 1;
   static constexpr bool kInSlots = Results::kAddsC && T::kTurns > 1;
   static_assert(!kInSlots || Way::kProducts == 1, "every item adds C");
+  static_assert(!kInStages || T::kResidualStages < T::kStages, "the last stage is held until all of C is there");
 
   const Gemm& g;
   Shared& s;
