@@ -31,6 +31,7 @@ SECOND_LAUNCH_CYCLES = 3000
 MIN_STEPS, MAX_PARTS = 4, 32  # of K
 SHALLOW = 128  # of K
 MAX_DEPTH = DEPTH * 0x7FFF  # Item::stages
+MAX_EXTENT = 1 << 30  # Item::row and col, which a pair of tiles may reach beyond
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def takes(products: tuple[Product, ...], chip: Chip) -> bool:
     """
     def fits(p):
         result = p.output == p.element or p.output == "f32" and (p.a_across or not p.adds)  # wgrad adds in place
-        return p.element != "f32" and p.aligned and result and 0 < p.k <= MAX_DEPTH and min(p.m, p.n) > 0
+        sized = 0 < p.k <= MAX_DEPTH and 0 < min(p.m, p.n) and max(p.m, p.n) <= MAX_EXTENT
+        return p.element != "f32" and p.aligned and result and sized
 
     def quick(p):
         return p.k <= SHALLOW and -(-p.m // 64) * -(-p.n // 64) <= chip.sms

@@ -1,13 +1,19 @@
 """The work of products on Hopper: every part of a result once, on few kernels, that fit."""
 
+import weakref
 from collections import Counter
 from itertools import product as combinations
 
 import pytest
+import torch
 
+import optimized
+from optimized import gemm as gemm_module
 from optimized import gemm_plan
 from optimized.gemm_plan import CLUSTER, DEPTH, SHARES_A, TILES, gemm, pairs, takes, work
+from optimized.launch import allocator
 from optimized.linear_plan import Product
+from optimized.matrices import of_forward
 from optimized.plan import H200, Chip
 
 ALL_TILES = tuple(dict.fromkeys(tile for tiles in TILES.values() for tile in tiles))
@@ -91,7 +97,8 @@ def test_few_kernels_serve_all_shapes():
 
 @pytest.mark.parametrize("refused", [
     forward(64, 64, 640, aligned=False), forward(64, 64, 0), forward(0, 64, 640), forward(64, 64, 640, output="f16"),
-    Product(64, 64, 640, "f32", "f32"), forward(64, 64, 64 * 0x8000)], ids=str)
+    Product(64, 64, 640, "f32", "f32"), forward(64, 64, 64 * 0x8000),
+    forward(2**31, 64, 64), forward(64, 2**31, 64)], ids=str)
 def test_what_the_copy_engine_and_tensor_cores_do_not_take(refused):
     assert not takes((refused,), H200)
 
@@ -108,3 +115,31 @@ def test_a_shallow_product_of_few_tiles_takes_the_general_path():
 
 def test_no_empty_pairs_of_rows():
     assert [len(pairs(tile, forward(1, 8, 64))) for tile in ALL_TILES] == [1] * len(ALL_TILES)
+
+
+def test_rows_that_lie_on_each_other_take_the_general_path():
+    """The copy engine is promised rows that lie apart."""
+    w = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    for x in (w.new_empty(1, 4096).expand(2048, 4096), w.new_empty(1 << 16).as_strided((2048, 4096), (8, 1))):
+        assert optimized.linear.plan_of("linear_fwd", x, w, chip=H200).variant.startswith("general")
+    assert not optimized.linear.plan_of("linear_fwd", w[:1], w, chip=H200).variant.startswith("general")
+
+
+def test_the_sums_of_parts_are_nobody_elses_before_both_launches(monkeypatch):
+    given, alive = [], []
+
+    def allocate(shape, dtype, device):
+        tensor = torch.empty(shape, dtype=dtype)
+        given.append(weakref.ref(tensor))
+        return tensor
+
+    def launch(*_):
+        return lambda *_: alive.append(given[-1]() is not None)
+
+    monkeypatch.setattr(gemm_module, "_whole", launch)
+    monkeypatch.setattr(gemm_module, "Launch", launch)
+    x, w = (torch.empty(rows, 6144, dtype=torch.bfloat16) for rows in (100, 3072))
+    split = gemm_module._Split(gemm((forward(100, 3072, 6144),), H200), of_forward(x, w, None, False, None), x.device)
+    with allocator(allocate):
+        split(0, 0, 0, 0, 0, 0)
+    assert alive == [True, True] and given[0]() is None
