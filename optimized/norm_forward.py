@@ -130,7 +130,7 @@ def _by_rows(of_quantizer, x, gamma, beta, mu, rsigma) -> tuple[int, ...]:
 
 
 def _by_parts(of_quantizer, x, gamma, beta, mu, rsigma) -> tuple[int, ...]:
-    """As norm_quantize.cu and norm_slab.cu do."""
+    """As norm_quantize.cu does."""
     return gamma, beta, mu, rsigma, x, *of_quantizer
 
 
@@ -207,7 +207,7 @@ def _plan_fused(function, input, weight, bias, quantizer, *, options, chip: Chip
     asked = problem, work, chip, options["sm_margin"]
     if work.twice and _forced.get()[1]:
         return problem, work, plans_of_paths.in_two_launches(*asked)
-    return problem, work, (plans_of_paths.in_slabs(*asked) or plans_of_paths.in_two_passes(*asked),)
+    return problem, work, (plans_of_paths.in_two_passes(*asked),)
 
 
 def _plan_rowwise(problem: Problem, quantizer, sm_margin: int, chip: Chip) -> Plan | None:

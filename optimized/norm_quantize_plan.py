@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from optimized import plan as plans
-from optimized.plan import MAX_GRID, SIZES, Chip, Plan, Problem
+from optimized.plan import SIZES, Chip, Plan, Problem
 from optimized.quantize_plan import THREADS, Work, strips, tiles
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 
@@ -13,8 +13,6 @@ from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer,
 CURRENT_THREADS = {("RmsNorm", 2): 1024, ("RmsNorm", 4): 512, ("LayerNorm", 2): 768, ("LayerNorm", 4): 512}
 KEPT_SHARE = 0.8  # of an SM's shared memory, for rows between two passes; the rest stays L1 and what kernels declare
 MOST_BYTES_HELD = 128  # of x in one thread's registers
-SLAB_ROWS, SLAB_COLS = 32, 512  # of a CTA: 8 warps of 32 x 64 elements beside each other
-SLAB_RATE = {1: 0.85, 2: 0.7}  # of a copy's, by tiles a thread holds: with two, one CTA fills an SM
 
 
 class Path(enum.Enum):
@@ -152,42 +150,6 @@ def _quantized(work: Work, part: str) -> str:
     """The type of what is done with a part."""
     family, *policies = work.scheme
     return f"{family}<{', '.join((part, *policies))}>"
-
-
-def in_slabs(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> Plan | None:
-    """The plan of one launch that reads x once: a CTA holds a slab of whole rows, a cluster slabs beside each other.
-
-    None where that is impossible, what is not delayed scaling or MXFP8 having to know the amax of the tensor first, or
-    dearer than two passes. Costs are bytes of a copy that takes as long; not of how many rows there are, so that the
-    sums of a row do not depend on that.
-    """
-    held, cluster = _slabs(problem.cols, dict(chip.clusters))
-    if work.twice or not work.whole or not cluster:
-        return None
-    x, y = SIZES[problem.x], 2
-    covered = -(-problem.cols // (cluster * SLAB_COLS)) * cluster * SLAB_COLS if cluster > 1 else problem.cols
-    at_once = dict(chip.clusters).get(cluster, chip.sms)
-    used = at_once * cluster / chip.sms * problem.cols / covered
-    if (x + y) / (SLAB_RATE[held] * used) > x + y + x:
-        return None
-    down = 1 if cluster > 1 else next(d for d in (4, 2, 1) if problem.cols <= SLAB_COLS // d)
-    code = work.scheme[1]
-    output = f"SlabFp8<{code}>" if work.scheme[-1] == "Delayed" else f"SlabMxfp8<{code}, {problem.x}>"
-    types = f"{problem.norm}, {problem.x}, {problem.gain}, {held}, {down}, {str(cluster > 1).lower()}"
-    ctas = 2 if held == 1 else 1
-    most = ctas * max(1, min(at_once, (chip.sms - sm_margin) // cluster)) if sm_margin else MAX_GRID
-    grid = max(1, min(most, -(-problem.rows // (SLAB_ROWS * down)))) * cluster
-    return Plan("norm_slab.cu", f"norm_slab<{types}, {output}, {ctas}>", f"Slab {work.scheme[0]}", grid, THREADS,
-                cluster, programmatic=chip.is_hopper_or_later)
-
-
-def _slabs(cols: int, clusters: dict[int, int]) -> tuple[int, int]:
-    """Tiles that a thread holds, and CTAs beside each other; no CTAs where rows are too wide for that."""
-    largest = max((1, *clusters))
-    for held, ctas in (*((1, size) for size in (1, *clusters)), (2, largest)):
-        if cols <= held * ctas * SLAB_COLS and (held == 1 or ctas > 1):
-            return held, ctas
-    return 1, 0
 
 
 def _ctas(problem: Problem, work: Work) -> int:

@@ -175,36 +175,6 @@ def test_from_registers(problem, chip, sm_margin, output):
         assert slab % 32 == 0 and min(plan.row_threads, 32) * problem.vector % 32 == 0, "blocks lie in one warp"
 
 
-@quick
-@given(works(), chips)
-def test_slabs(pair, chip):
-    """Every column is in one tile of one thread, the padding of columnwise scales included."""
-    problem, work = pair
-    plan = plans.in_slabs(problem, work, chip)
-    if plan is None:
-        return
-    assert work.whole and not work.twice and plan.block == THREADS and not plan.cooperative
-    held, down = map(int, plan.kernel.split(", ")[3:5])
-    across = 512 // down * held
-    slab = -(-(-(-problem.cols // 128)) // plan.cluster) * 128
-    assert plan.cluster == 1 or (plan.cluster in dict(chip.clusters) and down == 1)
-    assert slab <= across and slab * plan.cluster >= -(-problem.cols // 128) * 128
-    groups = max(1, -(-problem.rows // (32 * down)))
-    assert plan.grid == min(groups, 1 << 20) * plan.cluster
-    left = plans.in_slabs(problem, work, chip, sm_margin=16)
-    assert left.kernel == plan.kernel and left.grid <= max(plan.cluster, 2 * (chip.sms - 16))
-    assert plans.in_slabs(replace(problem, rows=7), replace(work, rows=7), chip).kernel == plan.kernel
-
-
-def test_large_and_narrow_takes_slabs_and_wide_takes_two_passes():
-    both = MXFP8Quantizer(columnwise=True)
-    assert planned(both, (16384, 1024)).source == planned(both, (16384, 4096)).source == "norm_slab.cu"
-    assert planned(both, (8192, 12288)).source == "norm_quantize.cu"
-    assert planned(both, (16384, 1024), sm_margin=32).grid == 2 * 100
-    assert planned(both, (16384, 1024), chip=SM_80).source == "norm_quantize.cu"
-    assert planned(both, (16384, 512), chip=SM_80).source == "norm_slab.cu"
-
-
 def test_a_margin_leaves_sms():
     free, held = planned(NV, (8192, 4096)), planned(NV, (8192, 4096), sm_margin=32)
     assert free.grid == 2 * 132 and held.grid == 2 * 100
