@@ -16,7 +16,7 @@ endif
 help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-13s %s\n", $$1, $$2}'
 
-bench: $(ready) ## parity, then time, of 32 cases, and a report of them
+bench: $(ready) ## parity, then time, of some 50 cases, and a report of them
 	@$(python) -m harness bench --profile quick $(ARGS)
 	@$(python) -m harness report
 
