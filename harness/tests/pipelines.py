@@ -107,4 +107,4 @@ def sequential(made, kernels, fuse=True):
 def lists(pipeline):
     """Names of the classes that a pipeline's last plan has forward and backward."""
     (group,) = pipeline._groups
-    return [[type(op).__name__ for op in each] for each in group._plan.fused]
+    return [[type(op).__name__ for op in each] for each in group._last.plan.fused]

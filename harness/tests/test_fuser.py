@@ -161,7 +161,7 @@ def test_a_plan_is_made_again_when_it_must_be():
 
     def plan(given=x):
         made(given)
-        return made._groups[0]._plan
+        return made._groups[0]._last.plan
 
     first = plan()
     assert plan() is first

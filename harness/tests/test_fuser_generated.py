@@ -25,7 +25,7 @@ def run(name, kernels, device="cpu", dtype=torch.float32, recipe=None):
             found.append(pipelines.results(pipeline, pipeline, *given))
         lists = pipelines.lists(pipeline)
         assert lists == (pipelines.fused(name) if fuse else [[type(op).__name__ for op in made]] * 2), name
-        for ops in pipeline._groups[0]._plan.fused:
+        for ops in pipeline._groups[0]._last.plan.fused:
             covered = [id(basic) for op in ops for basic in op.basic_ops]
             assert covered == list(map(id, pipeline)) and all(isinstance(op, BasicOperation) for op in pipeline)
     return *found, pipelines.results(lambda *tensors: pipelines.eager(made, *tensors[:1], tensors[1:]), made, *given)

@@ -6,21 +6,30 @@ from reference.arguments import are_apart, are_tensors, is_apart_from_itself
 def check_in_place(plan, tensors):
     """Refuse to write an extra input that shares memory with the pipeline's other tensors or within itself
     (ValueError), or that autograd would not let be written (RuntimeError, as PyTorch has it); and what is not dense
-    (TypeError)."""
-    for _, place in plan.written:
+    (TypeError). Where the function that writes refuses some of it, that is left to the function."""
+    for place, unseen in plan.checked:
         target = tensors[place]
-        if plan.requires:
+        if plan.requires and (plan.requires[place] and target.is_leaf or target._is_view()):
             _may_be_written(plan, target)
+        if unseen is None:
+            continue
         try:
             begin, plain = target.data_ptr(), target.is_contiguous()
             end = begin + target.nbytes
-            for other in (*tensors[:place], *tensors[place + 1:]):
-                first = other.data_ptr()
-                plain = plain and (end <= first or first + other.nbytes <= begin) and other.is_contiguous()
+            for other in unseen(tensors):
+                first = other.data_ptr()  # nothing of a tensor lies before its first element
+                if first < end and not (other.is_contiguous() and first + other.nbytes <= begin):
+                    plain = False
         except RuntimeError:
             plain = False  # one of them is no dense tensor
         if not plain:
             _refuse_shared(plan, target, place, tensors)
+
+
+def refuse_shared(plan, tensors):
+    """Refuse the same, whoever has refused it already, in the words of the pipeline."""
+    for _, place in plan.written:
+        _refuse_shared(plan, tensors[place], place, tensors)
 
 
 def _refuse_shared(plan, target, place, tensors):

@@ -25,12 +25,6 @@ class Identity(BasicOperation):
         return grad_output, ()
 
 
-class BiasSaved(NamedTuple):
-    """What the backward of a bias needs."""
-
-    dtype: torch.dtype  # of the input
-
-
 class Bias(BasicOperation):
     """output = input + bias, in the dtype of the input.
 
@@ -80,8 +74,17 @@ class ConstantScale(BasicOperation):
 
     def __init__(self, scale):
         super().__init__()
-        is_scale("ConstantScale", scale)
         self.scale = scale
+
+    @property
+    def scale(self):
+        """The factor."""
+        return self.saved.scale
+
+    @scale.setter
+    def scale(self, scale):
+        is_scale("ConstantScale", scale)
+        self.saved = ConstantScaleSaved(scale)
 
     def extra_repr(self):
         """The factor, for `repr`."""
@@ -90,7 +93,7 @@ class ConstantScale(BasicOperation):
     def op_forward(self, ctx, input_, *, prev_op_grad_output_quantizer, next_op_input_quantizer):
         """constant_scale"""
         if ctx.requires_grad:
-            ctx.saved = ConstantScaleSaved(self.scale)
+            ctx.saved = self.saved
         return ctx.kernels.constant_scale(dense(input_, ctx.kernels), self.scale)
 
     def op_backward(self, ctx, grad_output):

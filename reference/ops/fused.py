@@ -1,6 +1,6 @@
 """The fusions of a linear layer with what scales its output and adds it to a residual."""
 
-from reference.ops.basic import AddExtraInput, ConstantScale, ConstantScaleSaved
+from reference.ops.basic import AddExtraInput, ConstantScale
 from reference.ops.linear import BasicLinear
 from reference.ops.op import FusedOperation
 from reference.ops.pattern import BACKWARD, FORWARD, Fusion
@@ -15,6 +15,8 @@ class ForwardLinearScaleAdd(FusedOperation):
     Source: TransformerEngine, ForwardLinearScaleAdd.
     """
 
+    refuses_overlap = True
+
     def __init__(self, *, linear: BasicLinear, scale: ConstantScale, add: AddExtraInput):
         super().__init__((linear, scale, add))
 
@@ -24,12 +26,12 @@ class ForwardLinearScaleAdd(FusedOperation):
         if any(basic_op_kwargs):
             no_keywords(self, [name for keywords in basic_op_kwargs for name in keywords])
         linear, scale, _ = self.basic_ops
-        ctx, factor, residual = basic_op_ctxs[0], scale.scale, basic_op_extra_inputs[2][0]
-        kept, x, weight = linear.operands(ctx, input_)
-        ctx.kernels.linear_scale_add_fwd(x, weight, residual, factor)
-        ctx.saved = linear.saved(ctx, kept, weight)
+        ctx, scale_ctx, _ = basic_op_ctxs
+        (residual,) = basic_op_extra_inputs[2]
+        x, weight, saved = linear.operands(ctx, input_)
+        ctx.kernels.linear_scale_add_fwd(x, weight, residual, scale.saved.scale)
         if ctx.requires_grad:
-            basic_op_ctxs[1].saved = ConstantScaleSaved(factor)
+            ctx.saved, scale_ctx.saved = saved, scale.saved
         return residual, [(), (), ()]
 
     @staticmethod

@@ -1,22 +1,23 @@
 """The operation fuser: plans which operations are computed together, and is one node of the autograd graph."""
 
-import operator
 from functools import partial
+from itertools import chain
+from operator import is_
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
+from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled
 from torch.autograd.function import once_differentiable
 
 import reference
-from reference import recipes
 from reference.arguments import kind, refuse
-from reference.ops import pattern
-from reference.ops.aliasing import check_in_place
-from reference.ops.op import UNQUANTIZED, OperationContext
-from reference.ops.plan import make_plan
+from reference.ops.aliasing import check_in_place, refuse_shared
+from reference.ops.op import UNQUANTIZED
+from reference.ops.plan import Prepared, make_plan
 from reference.ops.quantizing import begin
 from reference.ops.saved import dense, flatten, restore
 from reference.quantized import QuantizedTensor
+from reference.recipes import active_region
 
 
 class Node(torch.autograd.Function):
@@ -24,76 +25,79 @@ class Node(torch.autograd.Function):
     given: torch.autocast does not reach inside."""
 
     @staticmethod
-    def forward(func_ctx, plan, quantizers, keywords, *tensors):
+    def forward(func_ctx, call, *tensors):
         """The output; behind it, where there are some, the extra outputs, and the extra inputs that were written on the
         way. Without a `func_ctx` nothing is kept for backward.
 
         `tensors` are the extra inputs, the input and the parameters: autograd takes for a view that is written what
         comes first.
         """
-        if torch._C._is_any_autocast_enabled():
-            with torch.autocast(tensors[plan.input].device.type, enabled=False):
-                return Node.forward(func_ctx, plan, quantizers, keywords, *tensors)
-        kernels = plan.kernels
-        contexts = [OperationContext(kernels, *each) for each in zip(*plan.settings, quantizers)]
-        x, outputs = tensors[plan.input], ()
-        for step in plan.forward:
-            first, before, behind = step.first, step.before, step.behind
-            before = None if before is None else quantizers[before].grad_output
-            behind = None if behind is None else quantizers[behind].input
-            if step.alone:
-                x = step.op.op_forward(contexts[first], x, prev_op_grad_output_quantizer=before,
-                                       next_op_input_quantizer=behind, **keywords[first])
-                continue
-            x, made = step.op.fuser_forward(
-                contexts[first:step.end], x, basic_op_extra_inputs=[tensors[each] for each in step.extra_inputs],
-                prev_op_grad_output_quantizer=before, next_op_input_quantizer=behind,
-                basic_op_kwargs=keywords[first:step.end])
-            if step.has_extra_outputs:
-                outputs += tuple(each for several in made for each in several)
+        if _is_any_autocast_enabled():
+            with torch.autocast(tensors[call.input].device.type, enabled=False):
+                return Node.forward(func_ctx, call, *tensors)
+        contexts, x, outputs = call.take(), tensors[call.input], ()
+        try:
+            for step, before, behind, keywords in call.forward:
+                if step.alone:
+                    x = step.run(contexts[step.first], x, prev_op_grad_output_quantizer=before,
+                                 next_op_input_quantizer=behind, **keywords)
+                    continue
+                x, made = step.run(
+                    contexts[step.covered], x, basic_op_extra_inputs=step.extra_inputs(tensors),
+                    prev_op_grad_output_quantizer=before, next_op_input_quantizer=behind, basic_op_kwargs=keywords)
+                if step.has_extra_outputs:
+                    outputs += tuple(each for several in made for each in several)
+        except ValueError:
+            refuse_shared(call.plan, tensors)
+            raise
         if isinstance(x, QuantizedTensor):
-            x = dense(x, kernels)
+            x = dense(x, call.plan.kernels)
         if func_ctx is not None:
-            outputs += _keep(func_ctx, plan, contexts, (x, *outputs), tensors)
-            if outputs:
-                func_ctx.set_materialize_grads(False)
+            kept, forms = flatten(contexts)
+            func_ctx.save_for_backward(*kept)
+            func_ctx.kept = call, forms, ()
+            if x is tensors[0] and call.plan.may_be_view:
+                func_ctx.mark_dirty(x)
+            else:
+                outputs += _tell(func_ctx, call.plan, (x, *outputs), tensors)
+        call.give_back(contexts)
         return (x, *outputs) if outputs else x
 
     @staticmethod
     def backward(func_ctx, grad_output, *grad_outputs):
         """Gradients of the input, the parameters and the extra inputs. Differentiable once."""
-        if torch.is_grad_enabled():
+        if is_grad_enabled():
             return _once(func_ctx, grad_output, *grad_outputs)
-        if torch._C._is_any_autocast_enabled():
-            with torch.autocast(func_ctx.kind, enabled=False):
+        if _is_any_autocast_enabled():
+            kinds = [each.device.type for each in (grad_output, *grad_outputs) if each is not None]
+            with torch.autocast(kinds[0] if kinds else "cpu", enabled=False):
                 return Node.backward(func_ctx, grad_output, *grad_outputs)
-        plan, contexts = func_ctx.plan, func_ctx.contexts
-        restore(contexts, func_ctx.saved_tensors, func_ctx.forms)
-        steps, hidden = plan.backward, func_ctx.hidden
+        call, forms, hidden = func_ctx.kept
+        plan, contexts = call.plan, call.take()
+        restore(contexts, func_ctx.saved_tensors, forms)
+        grad, parameters, extra_inputs = grad_output, list(plan.no_gradients[0]), list(plan.no_gradients[1])
+        steps = plan.backward
         if grad_outputs:
             hidden = dict(zip(hidden, grad_outputs[plan.extra_outputs:]))
-            if grad_output is None or any(each is None for each in grad_outputs[:plan.extra_outputs]) or any(
-                    each is not None for each in hidden.values()):
+            if not _suits_fusions(grad_output, grad_outputs[:plan.extra_outputs], hidden):
                 steps = plan.unfused
-        grad, parameters, extra_inputs = grad_output, list(plan.no_gradients[0]), list(plan.no_gradients[1])
         for step in steps:
-            first, end = step.first, step.end
-            if hidden and hidden.get(first) is not None:
-                grad = hidden[first] if grad is None else grad + hidden[first]
+            if hidden and hidden.get(step.first) is not None:
+                grad = hidden[step.first] if grad is None else grad + hidden[step.first]
             if step.alone:
                 if grad is not None:
-                    grad, parameters[first] = step.op.op_backward(contexts[first], grad)
+                    grad, parameters[step.first] = step.run(contexts[step.first], grad)
                 continue
-            made = [grad_outputs[each] for each in step.extra_outputs]
+            made = step.no_extra_outputs
+            if step.has_extra_outputs:
+                made = [grad_outputs[each] for each in step.extra_outputs]
             if grad is not None or any(each is not None for several in made for each in several):
-                grad, parameters[first:end], extra_inputs[first:end] = step.op.fuser_backward(
-                    contexts[first:end], grad, basic_op_grad_extra_outputs=made)
-        for ctx in contexts:
-            ctx.saved = None
-        found = [None, None, None]
-        for each in (*extra_inputs, (dense(grad, plan.kernels),), *parameters):
-            found += each
-        return tuple(found)
+                grad, parameters[step.covered], extra_inputs[step.covered] = step.run(
+                    contexts[step.covered], grad, basic_op_grad_extra_outputs=made)
+        call.give_back(contexts)
+        if isinstance(grad, QuantizedTensor):
+            grad = dense(grad, plan.kernels)
+        return None, *chain(*extra_inputs), grad, *chain(*parameters)
 
 
 _record = super(torch.autograd.Function, Node).apply  # Function.apply first looks, in Python, for what `ready` refuses
@@ -104,25 +108,27 @@ def _once(func_ctx, *grad_outputs):
     return Node.backward(func_ctx, *grad_outputs)
 
 
-def _keep(func_ctx, plan, contexts, outputs, tensors):
-    """Leave for backward what it needs, and tell autograd what was written; -> that, but for the output itself."""
-    x = outputs[0]
-    kept, func_ctx.forms = flatten(contexts)
-    func_ctx.save_for_backward(*kept)
-    func_ctx.plan, func_ctx.contexts, func_ctx.hidden, func_ctx.kind = plan, contexts, (), x.device.type
-    if not plan.written:
-        if plan.constants:
-            func_ctx.mark_non_differentiable(*[outputs[1 + place] for place in plan.constants])
-        return ()
-    written = [tensors[place] for _, place in plan.written]
-    func_ctx.mark_dirty(*written)
-    if len(written) == 1 and written[0] is x:
-        return ()
-    hidden = [(index, each) for (index, _), each in zip(plan.written, written) if each is not x]
-    func_ctx.hidden = [index for index, _ in hidden]
+def _suits_fusions(grad_output, extra, hidden):
+    """Whether backward has the gradients that a fusion counts on, and no others."""
+    return (grad_output is not None and all(each is not None for each in extra)
+            and all(each is None for each in hidden.values()))
+
+
+def _tell(func_ctx, plan, outputs, tensors):
+    """Tell autograd what was written and what is constant; -> the former, but for the output itself."""
+    written = [(index, tensors[place]) for index, place in plan.written]
+    hidden = [(index, each) for index, each in written if each is not outputs[0]]
     constants = [outputs[1 + place] for place in plan.constants]
-    func_ctx.mark_non_differentiable(*constants, *[each for index, each in hidden if not plan.settings[0][index]])
-    return tuple(each for _, each in hidden)
+    constants += [each for index, each in hidden if not plan.settings[0][index]]
+    if written:
+        func_ctx.mark_dirty(*[each for _, each in written])
+    if constants:
+        func_ctx.mark_non_differentiable(*constants)
+    if hidden:
+        func_ctx.kept = *func_ctx.kept[:2], [index for index, _ in hidden]
+    if hidden or len(outputs) > 1:
+        func_ctx.set_materialize_grads(False)
+    return tuple([each for _, each in hidden])
 
 
 class OperationFuser:
@@ -142,16 +148,18 @@ class OperationFuser:
         self.kernels, self.fuse = kernels, fuse
         self.num_extra_inputs = sum(op.num_extra_inputs for op in self.basic_ops)
         self.num_extra_outputs = sum(op.num_extra_outputs for op in self.basic_ops)
-        self.no_keywords = ({},) * len(self.basic_ops)
-        self._slots = [(op._parameters, name) for op in self.basic_ops for name, each in op._parameters.items()
+        self._no_keywords = ({},) * len(self.basic_ops)
+        self.slots = [(op._parameters, name) for op in self.basic_ops for name, each in op._parameters.items()
                        if each is not None]
         self._unquantized = (UNQUANTIZED,) * len(self.basic_ops)
-        self._plans, self._plan, self._region = {}, None, None
+        self._prepared, self._last, self._region = {}, None, None
 
     def __call__(self, input, *extra_inputs, basic_op_kwargs=None):
         """The output, behind it the extra outputs, in the order of their operations."""
-        plan, quantizers, tensors = self.ready(input, extra_inputs)
-        outputs = plan.run(plan, quantizers, basic_op_kwargs or self.no_keywords, *tensors)
+        call, tensors = self.ready(input, extra_inputs)
+        if basic_op_kwargs and any(basic_op_kwargs):
+            call = Prepared(call.plan, call.quantizers, basic_op_kwargs)
+        outputs = call.run(call, *tensors)
         return self.visible(outputs) if type(outputs) is tuple else outputs
 
     def visible(self, outputs):
@@ -159,7 +167,7 @@ class OperationFuser:
         return outputs[:1 + self.num_extra_outputs] if self.num_extra_outputs else outputs[0]
 
     def ready(self, input, extra_inputs):
-        """(plan, quantizers, tensors) of a call, checked; the tensors as the node takes them.
+        """(what is prepared for a call, tensors) of a call, checked; the tensors as the node takes them.
 
         Errors: TypeError for what is no tensor; ValueError for another number of extra inputs and for memory that is
         written and shared; RuntimeError for a leaf that would be written, as PyTorch has it.
@@ -167,60 +175,57 @@ class OperationFuser:
         if len(extra_inputs) != self.num_extra_inputs:
             refuse(ValueError, "Sequential", f"{len(extra_inputs)} extra inputs, but its operations take "
                                              f"{self.num_extra_inputs}")
-        parameters = [held[name] for held, name in self._slots]
-        tensors = (*extra_inputs, input, *parameters)
-        try:
-            requires = tuple([t.requires_grad for t in tensors])
-        except AttributeError:
-            wrong = next((t for t in (input, *extra_inputs) if not isinstance(t, Tensor)), None)
-            refuse(TypeError, "Sequential", f"an input is {kind(wrong)}, but must be a torch.Tensor")
-        if not torch.is_grad_enabled():
-            requires = ()
-        if torch._C._are_functorch_transforms_active():
+        call, region, recipe, given = self._last, active_region(), None, (*extra_inputs, input)
+        if region is not None or self._region is not None:
+            region, recomputed = self._where(region)
+            recipe = region and region.recipe
+        if _are_functorch_transforms_active():
             refuse(NotImplementedError, "Sequential", "torch.func cannot transform a pipeline")
-        region, recomputed = self._where()
-        recipe = region and region.recipe
-        plan = self._plan
-        if plan is None or not self._fits(plan, recipe, requires, parameters):
-            plan = self._plan = self._planned(recipe, requires, parameters)
+        try:
+            if call is None or not call.plan.suits(recipe, is_grad_enabled(), given):
+                call = self._last = self._planned(recipe, is_grad_enabled(), given)
+        except AttributeError:
+            for each in given:
+                if not isinstance(each, Tensor):
+                    refuse(TypeError, "Sequential", f"an input is {kind(each)}, but must be a torch.Tensor")
+            raise
+        plan = call.plan
+        tensors = (*given, *plan.parameters)
         if plan.written:
             check_in_place(plan, tensors)
-        quantizers = self._unquantized if region is None else self._quantizers(plan, region, input.device, recomputed)
-        return plan, quantizers, tensors
+        if region is not None:
+            call = self._last = self._quantizing(call, region, input.device, recomputed)
+        return call, tensors
 
     def fused(self):
         """(forward, backward): the operations that are computed, both in forward order, where all tensors need
         gradients."""
-        parameters = [held[name] for held, name in self._slots]
-        requires = (True,) * (self.num_extra_inputs + 1 + len(parameters))
-        return make_plan(self, None, requires, parameters, None).fused
+        flags = (True,) * (self.num_extra_inputs + 1 + len(self.slots))
+        return make_plan(self, None, True, flags, None).fused
 
-    def _where(self):
-        """(region, recomputed) of a call: a forward inside a backward pass is one that a checkpoint computes again; the
-        `autocast` around it may be gone by then, and is that of the last forward."""
-        region = recipes.active_region()
-        if region is None and self._region is None:
-            return None, False
+    def _where(self, region):
+        """(region, recomputed) of a call in `region`: a forward inside a backward pass is one that a checkpoint
+        computes again; the `autocast` around it may be gone by then, and is that of the last forward."""
         recomputed = torch._C._current_graph_task_id() != -1
         if not recomputed:
             self._region = region
         return (region or self._region if recomputed else region), recomputed
 
-    def _fits(self, plan, recipe, requires, parameters):
-        return (plan.requires == requires and (plan.recipe is recipe or plan.recipe == recipe)
-                and plan.versions[0] is pattern.FORWARD.version and plan.versions[1] is pattern.BACKWARD.version
-                and all(map(operator.is_, plan.parameters, parameters)))
+    def _planned(self, recipe, recording, given):
+        flags = tuple([each.requires_grad for each in (*given, *[held[name] for held, name in self.slots])])
+        call = self._prepared.get((recipe, recording, flags))
+        if call is None or not call.plan.suits(recipe, recording, given):
+            run = _record if recording and any(flags) else partial(Node.forward, None)
+            plan = make_plan(self, recipe, recording, flags, run)
+            call = self._prepared[recipe, recording, flags] = Prepared(plan, self._unquantized, self._no_keywords)
+        return call
 
-    def _planned(self, recipe, requires, parameters):
-        plan = self._plans.get((recipe, requires))
-        if plan is None or not self._fits(plan, recipe, requires, parameters):
-            run = _record if any(requires) else partial(Node.forward, None)
-            plan = self._plans[recipe, requires] = make_plan(self, recipe, requires, parameters, run)
-        return plan
-
-    def _quantizers(self, plan, region, device, recomputed):
+    def _quantizing(self, call, region, device, recomputed):
+        """`call` with the quantizers of this step."""
+        plan = call.plan
         begin([op for _, op, _, _ in plan.quantizing], region, device, recomputed)
         found = list(self._unquantized)
         for place, op, input_requires_grad, weight_requires_grad in plan.quantizing:
             found[place] = op.quantizers(input_requires_grad, weight_requires_grad)
-        return tuple(found)
+        return call if all(map(is_, found, call.quantizers)) else Prepared(plan, tuple(found), self._no_keywords)
+

@@ -89,12 +89,13 @@ class BasicLinear(QuantizingOperation):
 
     def op_forward(self, ctx, input_, *, prev_op_grad_output_quantizer, next_op_input_quantizer):
         """input · weightᵀ; with "row", summed over ranks."""
-        kept, x, weight = self.operands(ctx, input_)
+        x, weight, saved = self.operands(ctx, input_)
         output = ctx.kernels.linear_fwd(x, weight)
         if self.parallel.mode == "row":
             output, work = self.parallel.sum(output)
             work.wait()
-        ctx.saved = self.saved(ctx, kept, weight)
+        if ctx.requires_grad:
+            ctx.saved = saved
         return output
 
     def op_backward(self, ctx, grad_output):
@@ -103,30 +104,24 @@ class BasicLinear(QuantizingOperation):
         return grad_input, (grad_weight,)
 
     def operands(self, ctx, input_):
-        """(what backward is to have of the input, input of the product, weight of the product)."""
-        weight, gathers = self._parameters["weight"], self.parallel.gathers_input
-        if ctx.requires_grad and self.accumulate_into_main_grad and weight.requires_grad:
+        """(input and weight of the product, what backward is to have of them)."""
+        weight, quantizers = self._parameters["weight"], ctx.quantizers
+        learns = weight.requires_grad
+        if self.accumulate_into_main_grad and ctx.requires_grad and learns:
             self._main_grad()
-        if ctx.quantizers is UNQUANTIZED and not gathers:
-            return input_, input_, weight
-        x = input_
-        if gathers:
+        x = kept = input_
+        if self.parallel.gathers_input:
             x, work = self.parallel.gather(input_)
             work.wait()
-        if ctx.quantizers is UNQUANTIZED:
-            return input_, x, weight
-        x = self._quantized(ctx, x, ctx.quantizers.input)
-        return x, x, ctx.kernels.quantize(weight, ctx.quantizers.weight)
-
-    def saved(self, ctx, kept, weight):
-        """What of `operands` backward needs."""
+        if quantizers is not UNQUANTIZED:
+            x = kept = self._quantized(ctx, x, quantizers.input)
+            weight = ctx.kernels.quantize(weight, quantizers.weight)
         if not ctx.requires_grad:
-            return None
-        x = kept if self._parameters["weight"].requires_grad else None
-        weight = weight if ctx.input_requires_grad else None
-        if ctx.quantizers is UNQUANTIZED:
-            return LinearSaved(x, weight)
-        return LinearSaved(*(each and oriented(each, "columnwise") for each in (x, weight)))
+            return x, weight, None
+        saved = LinearSaved(kept if learns else None, weight if ctx.input_requires_grad else None)
+        if quantizers is not UNQUANTIZED:
+            saved = LinearSaved(*(each and oriented(each, "columnwise") for each in saved))
+        return x, weight, saved
 
     def gradients(self, ctx, grad_output, product, *factors):
         """Gradients of input and weight by `product`, linear_bwd or its like, with `factors` behind its operands; None

@@ -52,6 +52,9 @@ class FusibleOperation(torch.nn.Module):
     kernels = reference
     is_fused_op = False
     """Whether it covers several basic operations."""
+    refuses_overlap = False
+    """Whether forward, before it writes into an extra input, refuses one that shares memory with the input, with its
+    own parameters or within itself."""
 
     def fuser_forward(self, basic_op_ctxs, input_, *, basic_op_extra_inputs, prev_op_grad_output_quantizer,
                       next_op_input_quantizer, basic_op_kwargs):

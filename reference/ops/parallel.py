@@ -7,6 +7,7 @@ Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Mode
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,12 +31,12 @@ class TensorParallel:
     def __deepcopy__(self, memo):
         return self
 
-    @property
+    @cached_property
     def gathers_input(self):
         """Whether the input is split along its first dimension, and every rank needs it whole."""
         return self.sequence_parallel and self.mode == "column"
 
-    @property
+    @cached_property
     def gathers_grad_output(self):
         """Whether the same holds of the gradient of the output."""
         return self.sequence_parallel and self.mode == "row"

@@ -52,11 +52,14 @@ class Fusion:
 class Fusions:
     """The fusions of one direction: those that were registered, the last one first, then the built-in ones.
 
-    `method` is what a class must have of its own for this direction. `version` is another object after every change.
+    `method` is what a class must have of its own for this direction.
     """
 
+    version = object()
+    """Of both directions: another object after every change."""
+
     def __init__(self, method):
-        self.method, self.registered, self.built_in, self.version = method, (), (), object()
+        self.method, self.registered, self.built_in = method, (), ()
 
     def fuse(self, ops):
         """The list `ops` of basic operations after all fusions, one after another."""
@@ -68,8 +71,12 @@ class Fusions:
         """Try a fusion before all others. -> its Registration. Errors: TypeError where class and pattern do not fit."""
         _check(pattern, fused, when, self.method)
         fusion = Fusion(MappingProxyType(dict(pattern)), fused, when)
-        self.registered, self.version = (fusion, *self.registered), object()
+        self.set((fusion, *self.registered))
         return Registration(self, fusion)
+
+    def set(self, registered):
+        """Have these registered, and no others."""
+        self.registered, Fusions.version = registered, object()
 
 
 @dataclass(frozen=True)
@@ -81,8 +88,7 @@ class Registration:
 
     def remove(self):
         """Try it no more."""
-        self.fusions.registered = tuple(each for each in self.fusions.registered if each is not self.fusion)
-        self.fusions.version = object()
+        self.fusions.set(tuple(each for each in self.fusions.registered if each is not self.fusion))
 
 
 FORWARD, BACKWARD = Fusions("fuser_forward"), Fusions("fuser_backward")

@@ -1,9 +1,10 @@
 """What contexts hold between forward and backward, as the flat list of tensors that autograd keeps."""
 
-import operator
+from types import NoneType
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.nn import Parameter
 
 from reference.quantized import QuantizedTensor
 
@@ -17,22 +18,21 @@ class _Quantized(NamedTuple):
 
 
 _TENSOR = object()  # the place of one tensor
+_DENSE, _PLAIN = {Tensor, Parameter, NoneType}, {bool, int, float}  # most values: isinstance takes as long as the rest
 
 
 def flatten(contexts):
-    """(tensors, forms) of what the contexts hold, which hold nothing afterwards."""
+    """(tensors, forms) of what the contexts hold. A form is None, or (type, places, number of tensors), with None for
+    the type where places are what was saved, and None for places where all of it were tensors or None."""
     tensors, forms = [], []
     for ctx in contexts:
         saved = ctx.saved
         if saved is None:
             forms.append(None)
             continue
-        ctx.saved = None
         for value in saved:
-            if value is not None and not isinstance(value, Tensor):
-                before = len(tensors)
-                form = [_emptied(each, tensors) for each in saved]
-                forms.append((type(saved), form, 0) if len(tensors) > before else (None, saved, 0))
+            if type(value) not in _DENSE and not isinstance(value, Tensor):
+                forms.append(_form(saved, tensors))
                 break
         else:
             tensors += saved
@@ -41,7 +41,7 @@ def flatten(contexts):
 
 
 def restore(contexts, tensors, forms):
-    """Give the contexts back what `flatten` took."""
+    """Give the contexts back what `flatten` took from them."""
     taken = 0
     for ctx, form in zip(contexts, forms):
         if form is None:
@@ -50,14 +50,22 @@ def restore(contexts, tensors, forms):
         if kind is None:
             ctx.saved = places
             continue
-        if places is None:
-            values = tensors[taken:taken + count]
-            taken += count
-        else:
-            given = iter(tensors[taken:])
+        values = tensors[taken:taken + count]
+        taken += count
+        if places is not None:
+            given = iter(values)
             values = [_fill(place, given) for place in places]
-            taken = len(tensors) - operator.length_hint(given)
         ctx.saved = tuple.__new__(kind, values)
+
+
+def _form(saved, tensors):
+    """The form of what is not tensors alone, whose tensors go to `tensors`."""
+    if _PLAIN.issuperset(map(type, saved)):
+        return None, saved, 0
+    before = len(tensors)
+    places = [_emptied(value, tensors) for value in saved]
+    count = len(tensors) - before
+    return (type(saved), places, count) if count else (None, saved, 0)
 
 
 def _emptied(value, tensors):

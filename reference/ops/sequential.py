@@ -78,6 +78,11 @@ class Sequential(torch.nn.Module):
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(self.forward)(input, *extra_inputs)
         groups = self._groups or self._regroup()
+        if self._is_one_pipeline:
+            (group,) = groups
+            call, tensors = group.ready(input, extra_inputs)
+            outputs = call.run(call, *tensors)
+            return group.visible(outputs) if type(outputs) is tuple else outputs
         if len(extra_inputs) != self._num_extra_inputs:
             refuse(ValueError, "Sequential", f"{len(extra_inputs)} extra inputs, but its operations take "
                                              f"{self._num_extra_inputs}")
@@ -87,8 +92,8 @@ class Sequential(torch.nn.Module):
                 x = group(x)
                 continue
             begin, taken = taken, taken + group.num_extra_inputs
-            plan, quantizers, tensors = group.ready(x, extra_inputs[begin:taken])
-            x = plan.run(plan, quantizers, group.no_keywords, *tensors)
+            call, tensors = group.ready(x, extra_inputs[begin:taken])
+            x = call.run(call, *tensors)
             if type(x) is tuple:
                 x, *more = x
                 outputs += tuple(more[:group.num_extra_outputs])
@@ -124,7 +129,7 @@ class Sequential(torch.nn.Module):
             run = []
             groups += [] if op is None else [op]
         self._num_extra_inputs = sum(group.num_extra_inputs for group in groups if type(group) is OperationFuser)
-        self._groups = tuple(groups)
+        self._groups, self._is_one_pipeline = tuple(groups), len(groups) == 1 and type(groups[0]) is OperationFuser
         return self._groups
 
     def __getstate__(self):
