@@ -68,16 +68,12 @@ def _case_arguments(verb: argparse.ArgumentParser, name: str) -> None:
         help="sweep and time: quick = smoke, ci = llm, full = all",
     )
     add("--sweep", help="the named list of cases to take (default: the profile's)")
-    add(
-        "--function",
-        action="append",
-        default=[],
-        help="only this function; may be repeated, as all filters may",
-    )
+    add("--function", action="append", default=[], help="only this function; may be repeated, as all filters may")
     add("--dtype", action="append", default=[], help="bf16, fp16, fp32")
     add("--recipe", action="append", default=[], help="quantization recipe, or none")
     add("--shape", action="append", default=[], metavar="MxN", help="any shape, of the sweep or not")
-    add("--impl", action="append", default=[], help="reference, compiled, optimized, copy")
+    if name != "tune":
+        add("--impl", action="append", default=[], help="reference, compiled, optimized, cublas, unfused, eager, copy")
     add("-k", dest="keyword", metavar="REGEX", help="only cases whose name matches")
     add(
         "--case",
@@ -119,7 +115,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         profile=arguments.profile,
         sweep=arguments.sweep,
         functions=split(arguments.function),
-        implementations=split(arguments.impl),
+        implementations=split(getattr(arguments, "impl", [])),
         dtypes=split(arguments.dtype),
         recipes=split(arguments.recipe),
         shapes=tuple(arguments.shape),
@@ -193,13 +189,16 @@ def _list(arguments: argparse.Namespace, options: Options) -> int:
 
 
 def _tune(options: Options) -> int:
+    from harness import options as chosen
+    from harness.schedule import share
+
+    mine = share(chosen.cases(options), options.shard)
     if not gpu_present():
         print("No GPU was found: there is nothing to tune.", file=sys.stderr)
         return 3
-    from harness import options as chosen
     from harness.tune import show
 
-    return show(chosen.cases(options))
+    return show(mine, next(iter(options.devices), 0), options.seed)
 
 
 def _compare(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from harness.cases import PRODUCTS, Case, family_of
 from harness.implementations import IMPLEMENTATIONS
 from harness.options import PROFILES
 from harness.samples import speedup
-from harness.subject import Subject
+from harness.subject import DeviceLost, Subject
 
 LEAST_GAIN = 1.01
 REPLICATES, CAP_S = 4, 0.1  # of a column of a case
@@ -39,24 +39,39 @@ class Tuned:
                 f"{self.seconds:.1f} s")
 
 
-def tune(cases: Iterable[Case], index: int = 0) -> Iterator[Tuned]:
-    """Tune every case that optimized multiplies on the tensor cores of Hopper, and keep what was found."""
+def tune(cases: Iterable[Case], index: int = 0, seed: int = 0) -> Iterator[Tuned | Subject]:
+    """Tune every case that optimized multiplies on the tensor cores of Hopper, and keep what was found. Of one that
+    fails there is a Subject that says why."""
     from harness.backend_gpu import Gpu
 
     backend = Gpu(replace(PROFILES["quick"], replicates=REPLICATES, cap_s=CAP_S), index)
     for case in cases:
-        if case.function in PRODUCTS and (found := _tuned(backend, case)):
-            yield found
+        if case.function in PRODUCTS:
+            found, subject = None, Subject(case, "optimized")
+            with subject.guarded(backend):
+                found = _tuned(backend, case, seed)
+            if not subject.ok:
+                yield subject
+            elif found:
+                yield found
 
 
-def show(cases: Iterable[Case]) -> int:
-    """Tune, and print each result when it is there; the exit code."""
-    count, seconds = 0, 0.0
-    for found in tune(cases):
-        print(found.line(), flush=True)
-        count, seconds = count + 1, seconds + found.seconds
+def show(cases: Iterable[Case], index: int = 0, seed: int = 0) -> int:
+    """Tune, and print each result when it is there; the exit code: 1 where something failed."""
+    count, seconds, failed = 0, 0.0, False
+    try:
+        for found in tune(cases, index, seed):
+            if isinstance(found, Subject):
+                print(f"{found.case.name}: {found.status}: {found.reason}", flush=True)
+                failed = True
+            else:
+                print(found.line(), flush=True)
+                count, seconds = count + 1, seconds + found.seconds
+    except DeviceLost as error:
+        print(f"the device is lost: {error}", flush=True)
+        failed = True
     print(f"{count} products tuned in {seconds:.0f} s")
-    return 0
+    return int(failed)
 
 
 def candidates(case: Case, chip: Any) -> tuple[tuple, tuple]:
@@ -70,7 +85,7 @@ def candidates(case: Case, chip: Any) -> tuple[tuple, tuple]:
     return asked, gemm_plan.tiles(asked) if gemm_plan.takes(asked, chip) else ()
 
 
-def _tuned(backend: Any, case: Case) -> Tuned | None:
+def _tuned(backend: Any, case: Case, seed: int = 0) -> Tuned | None:
     from optimized import tuning
 
     start, chip = time.perf_counter(), backend.chip()
@@ -78,7 +93,7 @@ def _tuned(backend: Any, case: Case) -> Tuned | None:
     if not tiles:
         return None
     choices = {Subject(case, "optimized"): tile for tile in (None, *tiles)}
-    call = family_of(case.function).make(case, backend.name, seed=0)
+    call = family_of(case.function).make(case, backend.name, seed=seed)
     run = IMPLEMENTATIONS["optimized"].prepare(case, call)
     backend.time(case, call, [(subject, _forced(run, tile)) for subject, tile in choices.items()])
     right = {subject: tile for subject, tile in choices.items() if subject.ok and subject.fields.get("replicates")}

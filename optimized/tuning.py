@@ -4,6 +4,7 @@ An entry holds for one kind of GPU, one driver, the kernel's sources as they are
 in units of 128. Nothing is read where nothing was ever tuned.
 """
 
+import fcntl
 import functools
 import hashlib
 import json
@@ -32,13 +33,16 @@ def choice(products: tuple[Product, ...], chip: Chip) -> Tile | None:
 
 
 def remember(products: tuple[Product, ...], chip: Chip, tile: Tile | None) -> None:
-    """Keep what was fastest; None for the model's choice. The file is replaced as a whole."""
-    entries = _read() | {_key(products, chip): MODEL if tile is None else tile.name}
+    """Keep what was fastest; None for the model's choice. The file is replaced as a whole, by one process at a time."""
     FILE.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=FILE.parent)
-    with os.fdopen(handle, "w") as file:
-        json.dump(entries, file, indent=1, sort_keys=True)
-    os.replace(name, FILE)
+    with open(FILE.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _load.cache_clear()
+        entries = _read() | {_key(products, chip): MODEL if tile is None else tile.name}
+        handle, name = tempfile.mkstemp(dir=FILE.parent)
+        with os.fdopen(handle, "w") as file:
+            json.dump(entries, file, indent=1, sort_keys=True)
+        os.replace(name, FILE)
     _load.cache_clear()
 
 

@@ -1,6 +1,8 @@
 """Tuning: what is remembered of measured tiles, when it holds, and which tile wins."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -101,3 +103,49 @@ def test_without_a_gpu(capsys, monkeypatch):
     monkeypatch.setattr("harness.__main__.gpu_present", lambda: False)
     assert main(["tune", "--function", "linear_fwd"]) == 3
     assert "nothing to tune" in capsys.readouterr().err
+    assert main(["tune", "--sweep", "nonsense"]) == 2
+    assert "unknown sweep" in capsys.readouterr().err
+
+
+CASES = [Case("linear_fwd", (size, 1000, 1024)) for size in (4096, 2048, 1024)]
+
+
+def test_a_case_that_fails_costs_itself(capsys, monkeypatch):
+    class Failing(Timer):
+        def __init__(self, *_):
+            super().__init__([MODEL, SLOW, SLOW, SLOW, SLOW, SLOW])
+
+        def time(self, case, call, runs):
+            if case is CASES[1]:
+                raise RuntimeError("CUDA out of memory")
+            super().time(case, call, runs)
+
+        def alive(self):
+            return True
+
+    monkeypatch.setattr("harness.backend_gpu.Gpu", Failing)
+    assert tune.show(CASES) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "OOM" in lines[1] and "model" in lines[2] and lines[3].startswith("2 products")
+
+
+def test_a_share_on_a_device_of_its_own(monkeypatch):
+    given = []
+    monkeypatch.setattr("harness.__main__.gpu_present", lambda: True)
+    monkeypatch.setattr(tune, "show", lambda *arguments: given.append(arguments) or 0)
+    named = [word for case in CASES for word in ("--case", case.name)]
+    assert main(["tune", *named, "--seed", "7", "--shard", "1/2"]) == main(["tune", *named, "--shard", "2/2"]) == 0
+    assert sorted(given[0][0] + given[1][0], key=CASES.index) == CASES and given[0][1:] == (0, 7)
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    assert main(["tune", *named]) == 0 and given[2] == (given[1][0], 1, 0)
+
+
+def test_processes_that_tune_at_once_lose_nothing(file):
+    script = ("import sys; from pathlib import Path; from dataclasses import replace; from optimized import tuning\n"
+              "from harness.tests.test_tune import ASKED, H200, TILE\n"
+              "tuning.FILE = Path(sys.argv[1])\n"
+              "for i in range(20): tuning.remember((replace(ASKED[0], m=(100 * int(sys.argv[2]) + i) * 128),), H200, TILE)")
+    running = [subprocess.Popen([sys.executable, "-c", script, str(file), str(number)]) for number in (1, 2)]
+    assert [process.wait() for process in running] == [0, 0]
+    assert len(json.loads(file.read_text())) == 40
