@@ -66,9 +66,9 @@ class Tiling:
 
     @property
     def shared_bytes(self) -> int:
-        """Of the stages of A and B."""
+        """Of the stages of A and B; of exact float32 also those of sums."""
         if self.product.simt:
-            return SIMT_STAGES * SIMT_DEPTH * 4 * (self.m + self.n + 2 * SIMT_PADDING)
+            return SIMT_STAGES * SIMT_DEPTH * 4 * (self.m + self.n + 2 * SIMT_PADDING) + 4 * self.m * self.n
         return MMA_STAGES * MMA_ROW_BYTES * (self.m + self.n)
 
 

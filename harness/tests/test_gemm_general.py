@@ -79,7 +79,8 @@ def test_machine_code_is_as_meant(built, tmp_path):
 
 
 def test_the_loop_of_exact_float32_multiplies_most_of_the_time(built, tmp_path):
-    """Of the instructions of a step of 16 elements of K, 1024 are the multiplications of 8 x 8 sums a thread."""
+    """Of the instructions of a step of 16 elements of K, 1024 are the multiplications of 8 x 8 sums a thread. The loop
+    around them ends a span, too."""
     tool = find_nvidia_binary_utility("nvdisasm")
     if tool is None:
         pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
@@ -95,7 +96,7 @@ def test_the_loop_of_exact_float32_multiplies_most_of_the_time(built, tmp_path):
         if (jump := re.search(r"BRA.*?(\.L_x_\d+)", line)) and labels.get(jump[1], number) < number:
             body = re.findall(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9]*)", "\n".join(lines[labels[jump[1]]:number + 1]))
             shares.append(body.count("FFMA") / len(body))
-    assert max(shares) > 0.85
+    assert len(shares) >= 2 and max(shares) > 0.84 and sorted(shares)[-2] > 0.74
 
 
 @pytest.mark.parametrize("chip", (H200, SM_80), ids=lambda chip: chip.arch)

@@ -16,14 +16,18 @@ KINDS = {
     "fp16": ("f16", "F16", 64, 64, 6e-4, 1e-5), "tf32": ("f32", "Tf32", 128, 64, 1e-2, 1e-2),
     **{f"fp32 {m}x{n}": ("f32", "Exact", m, n, 1e-5, 1e-5) for m, n in ((128, 128), (128, 64), (64, 64))},
 }
+SIMT = "device/gemm_general_simt.cuh"
 MISTAKES = {
     "waits for too little": ("gemm_general.cu", "copy_async_wait<kStages - 2>", "copy_async_wait<kStages - 1>"),
     "no barrier": ("gemm_general.cu", "    __syncthreads();\n", ""),
-    "forgets the tail of K": ("gemm_general.cu", "k < g.k; k +=", "k + Core::kDepth <= g.k; k +="),
+    "forgets the tail of K": ("gemm_general.cu", "(g.k + Core::kDepth - 1) / Core::kDepth", "g.k / Core::kDepth"),
     "reads behind a row": ("device/gemm_general.cuh", "side.cols - col", "side.cols"),
     "takes rows that do not exist": ("device/gemm_general.cuh", "row < side.rows ?", "true ?"),
     "writes beside D": ("device/gemm_general.cuh", "if (col + i < g.n)", "if (true)"),
     "sweeps wrongly": ("device/gemm_general.cuh", "inside % high", "inside % kHigh"),
+    "keeps one long sum": (SIMT, "i64(steps) * steps * kDepth * kDepth < k", "steps * kDepth < k"),
+    "has short spans alone": (SIMT, "i64(steps) * steps * kDepth * kDepth < k", "false"),
+    "sums a span twice": (SIMT, ", sum[i][4 * j + c] = 0", ""),
 }
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ was not found")
@@ -33,6 +37,7 @@ def run(kind, folder, kernels=KERNELS):
     """Exit code and output of the emulated kernels."""
     names = ("ELEMENT", "CORE", "TILE_M", "TILE_N", "ALLOWED", "ALLOWED_F32")
     defined = [f"-D{name}={value}" for name, value in zip(names, KINDS[kind])]
+    defined.append(f"-DEXACT={int(kind.startswith('fp32'))}")
     program = folder / "emulated"
     subprocess.run([COMPILER, "-std=c++20", "-O1", "-w", f"-I{EMULATOR}", f"-I{kernels}", *defined,
                     EMULATOR / "gemm_general.cpp", "-o", program], check=True, capture_output=True, text=True)
@@ -54,4 +59,9 @@ def test_a_mistake_is_found(mistake, tmp_path):
     source = (kernels / file).read_text()
     assert old in source
     (kernels / file).write_text(source.replace(old, new, 1))
-    assert run("bf16", tmp_path, kernels)[0] != 0
+    assert run("fp32 64x64" if file == SIMT else "bf16", tmp_path, kernels)[0] != 0
+
+
+def test_exact_float32_does_not_depend_on_the_tile(tmp_path):
+    bits = {run(kind, tmp_path)[1].split("bits ")[1] for kind in KINDS if kind.startswith("fp32")}
+    assert len(bits) == 1

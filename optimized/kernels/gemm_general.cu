@@ -20,16 +20,19 @@ __device__ __forceinline__ void product(const General& g, u32 tile) {
     copy_async_commit();
   }
   int full = 0, empty = kStages - 1;
+  int steps = int((g.k + Core::kDepth - 1) / Core::kDepth);
 #pragma unroll 1
-  for (i64 k = 0; k < g.k; k += Core::kDepth, ahead += Core::kDepth) {
-    copy_async_wait<kStages - 2>();
-    __syncthreads();
-    if (ahead < g.k) core.load(stages[empty], a, b, corner, ahead);
-    copy_async_commit();
-    core.multiply(stages[full]);
-    empty = full;
-    full = full + 1 == kStages ? 0 : full + 1;
-  }
+  for (const int span = Core::span(g.k); steps > 0; core.end_span())
+#pragma unroll 1
+    for (const int end = max(0, steps - span); steps > end; --steps, ahead += Core::kDepth) {
+      copy_async_wait<kStages - 2>();
+      __syncthreads();
+      if (ahead < g.k) core.load(stages[empty], a, b, corner, ahead);
+      copy_async_commit();
+      core.multiply(stages[full]);
+      empty = full;
+      full = full + 1 == kStages ? 0 : full + 1;
+    }
   core.template finish<Epilogue>(g, g.factor ? g.alpha * *g.factor : g.alpha, corner);
 }
 

@@ -1,7 +1,8 @@
 #pragma once
 #include "device/gemm_general.cuh"
 
-// The product of a tile in exact float32: one fused multiply-add an element of K.
+// The product of a tile in exact float32: one fused multiply-add an element of K. Spans of K, about √K long, are summed
+// on their own, then their sums: the error grows as the fourth root of K, that of one chain as the second.
 
 // Extent rows of A (columns of B) by Depth elements of K in shared memory, neighbours along M or N, however they lie in
 // global memory. The padding puts what eight lanes write along K into different banks.
@@ -48,8 +49,22 @@ struct Simt {
 
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int top = warp % 4 * kHigh + (lane % 2 + lane / 16 * 2) * 4, left = warp / 4 * kWide + lane / 2 % 8 * 4;
-  float sum[4 * kRows][4 * kCols] = {};
+  float sum[4 * kRows][4 * kCols] = {};  // over a span
 
+  __device__ __forceinline__ Simt() {
+#pragma unroll
+    for (int i = 0; i < 4 * kRows * kCols; ++i) total(i) = {};
+  }
+  // Four neighbours' sums over the spans before: of a thread its own, in shared memory, as registers are few.
+  static __device__ __forceinline__ Vec<f32, 4>& total(int run) {
+    return reinterpret_cast<Vec<f32, 4>*>(dynamic_shared() + kStages * sizeof(Stage))[run * kThreads + threadIdx.x];
+  }
+  // How many times kDepth elements of K a span has: K alone decides, so that neither tile nor number of rows matter.
+  static __device__ __forceinline__ int span(i64 k) {
+    int steps = 1;
+    while (i64(steps) * steps * kDepth * kDepth < k) ++steps;
+    return steps;
+  }
   __device__ __forceinline__ void load(Stage& stage, const Side& a, const Side& b, const Corner& corner, i64 k) {
     stage.a.load(a, corner.row, k);
     stage.b.load(b, corner.col, k);
@@ -73,6 +88,18 @@ struct Simt {
 #pragma unroll
     for (int j = 0; j < kCols; ++j) b[j] = ::load<f32, 4>(&stage.b.values[k][left + 32 * j], 0);
   }
+  __device__ __forceinline__ void end_span() {
+#pragma unroll
+    for (int i = 0; i < 4 * kRows; ++i)
+#pragma unroll
+      for (int j = 0; j < kCols; ++j) {
+        Vec<f32, 4>& all = total(i * kCols + j);
+        Vec<f32, 4> mine = all;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) mine.lane[c] += sum[i][4 * j + c], sum[i][4 * j + c] = 0;
+        all = mine;
+      }
+  }
   template <class Epilogue>
   __device__ __forceinline__ void finish(const General& g, float alpha, const Corner& corner) const {
 #pragma unroll
@@ -80,10 +107,8 @@ struct Simt {
       const i64 row = corner.row + top + i / 4 * 16 + i % 4;
       if (row >= g.m) continue;
 #pragma unroll
-      for (int j = 0; j < kCols; ++j) {
-        const float* s = &sum[i][4 * j];
-        put<Epilogue>(g, alpha, Floats<4>{{s[0], s[1], s[2], s[3]}}, row, corner.col + left + 32 * j);
-      }
+      for (int j = 0; j < kCols; ++j)
+        put<Epilogue>(g, alpha, widen(total(i * kCols + j)), row, corner.col + left + 32 * j);
     }
   }
 };
