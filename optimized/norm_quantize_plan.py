@@ -154,7 +154,8 @@ def _quantized(work: Work, part: str) -> str:
 
 def _ctas(problem: Problem, work: Work) -> int:
     """CTAs that an SM holds: as many as registers allow without spills. Checked by compiling."""
-    many = problem.norm == "LayerNorm" and work.tiles and (problem.x == "f32" or not work.whole)
+    many = problem.norm == "LayerNorm" and work.tiles and (
+        problem.x == "f32" or not work.whole or problem.x == "f16" and problem.cols <= 128)
     return 1 if many else 2
 
 
