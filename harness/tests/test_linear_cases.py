@@ -173,6 +173,21 @@ def test_a_fused_forward_that_rounds_more_often_than_the_composition_is_found():
     assert parity.check(case, rounds_again, "cpu", adversarial=False, twin=False).ok, "what is no twin may"
 
 
+@pytest.mark.parametrize("seed", (38, 111, 134))
+def test_a_composition_that_rounds_an_operand_is_credible(seed, monkeypatch):
+    """With values whose roundings add up as much as they do in one case of a hundred; but not with fewer bits."""
+    case = case_of("linear_scale_bwd", (33, 3000, 72), gradients="weight", main_grad="fp32")
+    right = reference.linear_scale_bwd
+
+    def few_bits(dy, *args, **options):
+        return right(dy.to(torch.float8_e4m3fn).to(dy.dtype), *args, **options)
+
+    for function, credible in ((right, True), (few_bits, False)):
+        monkeypatch.setattr(reference, "linear_scale_bwd", function)
+        verdict = parity.check(case, lambda call: results(case, call), "cpu", seeds=(seed,), adversarial=False)
+        assert verdict.ok == credible and ("the reference itself is off" in verdict.reason) != credible
+
+
 def test_the_oracle_in_stretches_is_the_oracle(monkeypatch):
     backward = case_of("linear_scale_bwd", main_grad="fp32")
     for case in (case_of("linear_scale_add_fwd"), backward, case_of("add", (33, 20))):
