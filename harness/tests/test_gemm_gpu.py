@@ -8,6 +8,7 @@ import torch
 import optimized
 from optimized import gemm, products
 from optimized.gemm_plan import TILES
+from optimized.launch import chip
 from optimized.matrices import of_backward, of_forward
 from optimized.operands import Prepared, slot
 
@@ -64,6 +65,45 @@ def test_forced_tiles(way, results, tile, shape, dtype):
         assert relative(one, exact) < 2.0 ** -8
     for again in found[1:]:
         assert all(torch.equal(one, other) for one, other in zip(found[0], again))
+
+
+def pitched(values):
+    """In rows that begin on 16 bytes and end between them, with NaN behind each."""
+    rows, cols = values.shape
+    room = torch.full((rows, -(-cols // 8) * 8 + 8), float("nan"), device=values.device, dtype=values.dtype)
+    return room[:, :cols].copy_(values)
+
+
+def behind(view):
+    """What lies behind the rows of a pitched matrix."""
+    return view.as_strided((view.shape[0], view.stride(0) - view.shape[1]), view.stride(), view.shape[1])
+
+
+@pytest.mark.parametrize("tile", TILES["Forward", "ScaleAdds"], ids=lambda tile: tile.name)
+@pytest.mark.parametrize("shape", [(700, 1003, 517), (129, 257, 201), (1, 4100, 1003), (3000, 1001, 65)], ids=str)
+def test_rows_that_end_between_units(tile, shape, monkeypatch):
+    """Neither is what lies behind them read, nor is it written."""
+    monkeypatch.setattr(products, "_prepared", Prepared())
+    x, w, c = (pitched(each) for each in operands(*shape, torch.bfloat16))
+    exact = c.double() + SCALE * x.double() @ w.double().T
+    with gemm.forced_tile(tile):
+        assert optimized.fused.plan_of("linear_scale_add_fwd", x, w, c, SCALE, chip=chip(x.device)).source == "gemm.cu"
+        optimized.linear_scale_add_fwd(x, w, c, SCALE)
+    assert relative(c, exact) < 2.0 ** -8 and behind(c).isnan().all()
+
+
+@pytest.mark.parametrize("tile", TILES["Backward", "Floats"], ids=lambda tile: tile.name)
+@pytest.mark.parametrize("accumulates", [True, False])
+def test_gradients_of_rows_that_end_between_units(tile, accumulates, monkeypatch):
+    monkeypatch.setattr(products, "_prepared", Prepared())
+    x, w, dy = (pitched(each) for each in operands(700, 1003, 520, torch.bfloat16))
+    start = torch.ones(w.shape, device="cuda") if accumulates else torch.full(w.shape, float("nan"), device="cuda")
+    buffer = pitched(start)
+    with gemm.forced_tile(tile):
+        dx, dw = optimized.linear_scale_bwd(dy, x, w, SCALE, grad_weight=buffer,
+                                            accumulate_into_grad_weight=accumulates)
+    assert relative(dx, SCALE * dy.double() @ w.double()) < 2.0 ** -8
+    assert relative(dw, SCALE * dy.double().T @ x.double() + accumulates) < 2.0 ** -8 and behind(dw).isnan().all()
 
 
 @pytest.mark.parametrize("factor", [1.0, -3.5])

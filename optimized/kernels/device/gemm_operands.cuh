@@ -24,6 +24,7 @@ struct MnMajor {
   static constexpr int kStep = 2048 >> 4;
   template <int Count, class Load>
   static __device__ __forceinline__ void half(int half, char* stage, int first, int k, Load load) {
+    static_assert(Count % 64 == 0);
 #pragma unroll
     for (int i = 0; i < Count / 64; ++i)
       load(stage + i * kAtoms + half * kAtoms / 2, first + 64 * i, k + half * kDepth / 2);
