@@ -2,10 +2,12 @@
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import optimized
 import optimized.ops
@@ -179,6 +181,25 @@ def test_backward_runs_again_but_is_not_differentiated():
 
 def gradients_retained(loss, x):
     return torch.autograd.grad(loss, x, retain_graph=True)[0]
+
+
+def test_calls_inside_and_beside_one_another():
+    """Several forwards before a backward, one in each thread, and one inside a backward, as checkpoints have it."""
+    pipeline = pipelines.sequential(pipelines.make("RLSA"), reference)
+    given = [(draw(8, 32), torch.randn(8, 32)) for _ in range(4)]
+
+    def run(x, residual):
+        y = checkpoint(lambda *of: pipeline(of[0], of[1].clone()), x, residual, use_reentrant=False)
+        return gradients(pipeline(y, residual.clone()).square().sum(), x, *pipeline.parameters())
+
+    wanted = [run(*each) for each in given]
+    losses = [pipeline(x, residual.clone()).square().sum() for x, residual in given]
+    one_by_one = [gradients(pipeline(x, residual.clone()).square().sum(), x) for x, residual in given]
+    assert all(torch.equal(*gradients(loss, x), *found) for loss, (x, _), found in zip(losses, given, one_by_one))
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(10):
+            for found, each in zip(pool.map(run, *zip(*given)), wanted):
+                assert all(map(torch.equal, found, each))
 
 
 def test_other_modules_stand_among_operations():

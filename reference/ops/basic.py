@@ -49,11 +49,11 @@ class Bias(BasicOperation):
     def op_forward(self, ctx, input_, *, prev_op_grad_output_quantizer, next_op_input_quantizer):
         """input + bias"""
         x = dense(input_, ctx.kernels)
-        return (x + self.bias).to(x.dtype)
+        return (x + self._parameters["bias"]).to(x.dtype)
 
     def op_backward(self, ctx, grad_output):
         """The gradient itself, and its sum over rows, in float32."""
-        dy, bias = dense(grad_output, ctx.kernels), self.bias
+        dy, bias = dense(grad_output, ctx.kernels), self._parameters["bias"]
         if not bias.requires_grad:
             return dy, (None,)
         return dy, (dy.reshape(-1, bias.numel()).sum(0, dtype=torch.float32).to(bias.dtype),)

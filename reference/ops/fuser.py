@@ -52,15 +52,17 @@ class Node(torch.autograd.Function):
             raise
         if isinstance(x, QuantizedTensor):
             x = dense(x, call.plan.kernels)
-        if func_ctx is not None:
-            kept, forms = flatten(contexts)
-            func_ctx.save_for_backward(*kept)
-            func_ctx.kept = call, forms, ()
-            if x is tensors[0] and call.plan.may_be_view:
-                func_ctx.mark_dirty(x)
-            else:
-                outputs += _tell(func_ctx, call.plan, (x, *outputs), tensors)
-        call.give_back(contexts)
+        if func_ctx is None:
+            call.give_back(contexts)
+            return (x, *outputs) if outputs else x
+        kept, forms = flatten(contexts)
+        call.spare.append(contexts)
+        func_ctx.save_for_backward(*kept)
+        func_ctx.kept = call, forms, ()
+        if x is tensors[0] and call.plan.may_be_view:
+            func_ctx.mark_dirty(x)
+            return x
+        outputs += _tell(func_ctx, call.plan, (x, *outputs), tensors)
         return (x, *outputs) if outputs else x
 
     @staticmethod

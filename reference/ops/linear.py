@@ -127,9 +127,11 @@ class BasicLinear(QuantizingOperation):
         """Gradients of input and weight by `product`, linear_bwd or its like, with `factors` behind its operands; None
         for what is not needed."""
         x, weight = ctx.saved
-        accumulates = self.accumulate_into_main_grad and x is not None
+        accumulates, alone = self.accumulate_into_main_grad and x is not None, self.parallel.mode is None
+        if alone and not accumulates and x is not None and weight is not None and ctx.quantizers is UNQUANTIZED:
+            return product(grad_output, x, weight, *factors)
         into = self._into_main_grad() if accumulates else {}
-        if self.parallel.mode is None and ctx.quantizers is UNQUANTIZED:
+        if alone and ctx.quantizers is UNQUANTIZED:
             grad_input, grad_weight = product(grad_output, x, weight, *factors, input_requires_grad=weight is not None,
                                               weight_requires_grad=x is not None, **into)
         else:

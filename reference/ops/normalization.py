@@ -97,9 +97,10 @@ class LayerNorm(_Norm):
 
     def op_forward(self, ctx, input_, *, prev_op_grad_output_quantizer, next_op_input_quantizer):
         """layernorm_fwd"""
-        x, weight = self._rows(dense(input_, ctx.kernels)), self.weight
+        x, held = self._rows(dense(input_, ctx.kernels)), self._parameters
+        weight = held["weight"]
         y, mu, rsigma = ctx.kernels.layernorm_fwd(
-            x, weight, self.bias, self.eps, self._quantizer(ctx, next_op_input_quantizer), self._margin(ctx),
+            x, weight, held["bias"], self.eps, self._quantizer(ctx, next_op_input_quantizer), self._margin(ctx),
             self.zero_centered_gamma)
         if ctx.requires_grad:
             ctx.saved = LayerNormSaved(x, weight, mu, rsigma)
@@ -129,7 +130,7 @@ class RMSNorm(_Norm):
 
     def op_forward(self, ctx, input_, *, prev_op_grad_output_quantizer, next_op_input_quantizer):
         """rmsnorm_fwd"""
-        x, weight = self._rows(dense(input_, ctx.kernels)), self.weight
+        x, weight = self._rows(dense(input_, ctx.kernels)), self._parameters["weight"]
         y, _, rsigma = ctx.kernels.rmsnorm_fwd(
             x, weight, self.eps, self._quantizer(ctx, next_op_input_quantizer), self._margin(ctx),
             self.zero_centered_gamma)

@@ -98,10 +98,10 @@ class Prepared:
     hold nothing.
     """
 
-    __slots__ = ("plan", "run", "quantizers", "forward", "input", "_spare")
+    __slots__ = ("plan", "run", "quantizers", "forward", "input", "spare")
 
     def __init__(self, plan, quantizers, keywords):
-        self.plan, self.run, self.input, self.quantizers, self._spare = plan, plan.run, plan.input, quantizers, []
+        self.plan, self.run, self.input, self.quantizers, self.spare = plan, plan.run, plan.input, quantizers, []
         self.forward = tuple(
             (step, None if step.before is None else quantizers[step.before].grad_output,
              None if step.behind is None else quantizers[step.behind].input,
@@ -111,7 +111,7 @@ class Prepared:
     def take(self):
         """A context for each basic operation."""
         try:
-            return self._spare.pop()
+            return self.spare.pop()
         except IndexError:
             plan = self.plan
             return tuple([OperationContext(plan.kernels, *each) for each in zip(*plan.settings, self.quantizers)])
@@ -120,7 +120,7 @@ class Prepared:
         """What was taken, for the next call."""
         for ctx in contexts:
             ctx.saved = None
-        self._spare.append(contexts)
+        self.spare.append(contexts)
 
 
 def make_plan(fuser, recipe, recording, flags, run):

@@ -1,5 +1,6 @@
 """What contexts hold between forward and backward, as the flat list of tensors that autograd keeps."""
 
+import functools
 from types import NoneType
 from typing import NamedTuple
 
@@ -18,25 +19,28 @@ class _Quantized(NamedTuple):
 
 
 _TENSOR = object()  # the place of one tensor
-_DENSE, _PLAIN = {Tensor, Parameter, NoneType}, {bool, int, float}  # most values: isinstance takes as long as the rest
+_DENSE = {Tensor, Parameter, NoneType}  # isinstance takes as long as the rest of `flatten`
 
 
 def flatten(contexts):
-    """(tensors, forms) of what the contexts hold. A form is None, or (type, places, number of tensors), with None for
-    the type where places are what was saved, and None for places where all of it were tensors or None."""
+    """(tensors, forms) of what the contexts hold, and nothing afterwards. A form is None, or (type, places, number of
+    tensors), with None for the type where places are what was saved, and None for places where all of it were tensors
+    or None."""
     tensors, forms = [], []
     for ctx in contexts:
-        saved = ctx.saved
+        saved, ctx.saved = ctx.saved, None
         if saved is None:
             forms.append(None)
-            continue
-        for value in saved:
-            if type(value) not in _DENSE and not isinstance(value, Tensor):
-                forms.append(_form(saved, tensors))
-                break
+        elif _is_plain(type(saved)):
+            forms.append((None, saved, 0))
         else:
-            tensors += saved
-            forms.append((type(saved), None, len(saved)))
+            for value in saved:
+                if type(value) not in _DENSE and not isinstance(value, Tensor):
+                    forms.append(_form(saved, tensors))
+                    break
+            else:
+                tensors += saved
+                forms.append((type(saved), None, len(saved)))
     return tensors, forms
 
 
@@ -60,12 +64,17 @@ def restore(contexts, tensors, forms):
 
 def _form(saved, tensors):
     """The form of what is not tensors alone, whose tensors go to `tensors`."""
-    if _PLAIN.issuperset(map(type, saved)):
-        return None, saved, 0
     before = len(tensors)
     places = [_emptied(value, tensors) for value in saved]
     count = len(tensors) - before
     return (type(saved), places, count) if count else (None, saved, 0)
+
+
+@functools.cache
+def _is_plain(kind):
+    """Whether all fields of a named tuple are declared as numbers."""
+    fields = getattr(kind, "__annotations__", {}).values()
+    return bool(fields) and all(field in (bool, int, float) for field in fields)
 
 
 def _emptied(value, tensors):

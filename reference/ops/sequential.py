@@ -31,7 +31,7 @@ class Sequential(torch.nn.Module):
 
     def __init__(self, *ops, kernels=None, fuse=True):
         super().__init__()
-        self.fuse, self._groups = fuse, None
+        self.fuse, self._groups, self._only = fuse, None, None
         if kernels is not None and kernels is not type(self).kernels:
             self.kernels = kernels
         self.extend(ops)
@@ -77,9 +77,8 @@ class Sequential(torch.nn.Module):
         """The output; behind it the extra outputs of the operations, in their order."""
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(self.forward)(input, *extra_inputs)
-        groups = self._groups or self._regroup()
-        if self._is_one_pipeline:
-            (group,) = groups
+        group = self._only or self._regroup()
+        if group is not None:
             call, tensors = group.ready(input, extra_inputs)
             outputs = call.run(call, *tensors)
             return group.visible(outputs) if type(outputs) is tuple else outputs
@@ -87,7 +86,7 @@ class Sequential(torch.nn.Module):
             refuse(ValueError, "Sequential", f"{len(extra_inputs)} extra inputs, but its operations take "
                                              f"{self._num_extra_inputs}")
         x, outputs, taken = input, (), 0
-        for group in groups:
+        for group in self._groups:
             if type(group) is not OperationFuser:
                 x = group(x)
                 continue
@@ -111,14 +110,17 @@ class Sequential(torch.nn.Module):
             if isinstance(op, FusibleOperation):
                 refuse(ValueError, "Sequential", f"{type(op).__name__} is in the pipeline twice, but what it keeps "
                                                  "from forward to backward is for one use")
-        self._groups = None
+        self._groups = self._only = None
         self._modules.clear()
         for index, op in enumerate(held):
             self.add_module(str(index), op)
         return self
 
     def _regroup(self):
-        """Runs of operations, each as one fuser, and the modules between them."""
+        """The fuser of all operations; None where modules stand among them, and then `_groups` are runs of operations,
+        each as one fuser, and the modules between them."""
+        if self._groups is not None:
+            return None
         groups, run = [], []
         for op in (*self, None):
             if isinstance(op, FusibleOperation):
@@ -129,12 +131,13 @@ class Sequential(torch.nn.Module):
             run = []
             groups += [] if op is None else [op]
         self._num_extra_inputs = sum(group.num_extra_inputs for group in groups if type(group) is OperationFuser)
-        self._groups, self._is_one_pipeline = tuple(groups), len(groups) == 1 and type(groups[0]) is OperationFuser
-        return self._groups
+        self._groups = tuple(groups)
+        self._only = groups[0] if len(groups) == 1 and type(groups[0]) is OperationFuser else None
+        return self._only
 
     def __getstate__(self):
         """What copies and pickles hold: fusers can be made again."""
-        state = self.__dict__ | {"_groups": None}
+        state = self.__dict__ | {"_groups": None, "_only": None}
         return state | {"kernels": _Table(state["kernels"])} if "kernels" in state else state
 
     def __setstate__(self, state):
