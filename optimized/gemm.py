@@ -1,6 +1,5 @@
 """Products on the tensor cores of Hopper: from operands in memory to launches of kernels/gemm.cu."""
 
-import functools
 from contextlib import contextmanager
 
 import numpy
@@ -21,6 +20,7 @@ PARTS_THREADS, PARTS_RUN = 64, 8  # kPartsThreads; elements a thread
 
 
 _choose = tuning.choice
+_lists: dict[tuple[bytes, torch.device], torch.Tensor] = {}
 
 
 @contextmanager
@@ -104,10 +104,17 @@ def _encoded(matrix: Matrix, box: tuple[int, int], row_bytes: int) -> driver.CUt
     return tma.encode(matrix.element, (matrix.rows, matrix.cols), -(-pitch // 16) * 16, box, row_bytes)
 
 
-@functools.cache
 def _items(packed: bytes, device: torch.device) -> torch.Tensor:
-    """The list of work in device memory, ready for every stream; also while a graph is captured, not as a part of it.
-    It stays for good, as kernels do: a graph that nobody here knows of may hold its address."""
+    """The list of work in device memory. It stays for good, as kernels do: a graph that nobody here knows of may hold
+    its address."""
+    key = packed, device
+    if key not in _lists:
+        _lists.setdefault(key, _copied(packed, device))  # threads that come at once take the same
+    return _lists[key]
+
+
+def _copied(packed: bytes, device: torch.device) -> torch.Tensor:
+    """In device memory, ready for every stream; also while a graph is captured, not as a part of it."""
     mode = _exchange_capture_mode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
     try:
         with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):

@@ -2,7 +2,9 @@
 
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product as combinations
+from threading import Barrier
 
 import pytest
 import torch
@@ -123,6 +125,20 @@ def test_rows_that_lie_on_each_other_take_the_general_path():
     for x in (w.new_empty(1, 4096).expand(2048, 4096), w.new_empty(1 << 16).as_strided((2048, 4096), (8, 1))):
         assert optimized.linear.plan_of("linear_fwd", x, w, chip=H200).variant.startswith("general")
     assert not optimized.linear.plan_of("linear_fwd", w[:1], w, chip=H200).variant.startswith("general")
+
+
+def test_threads_that_need_a_list_at_once_take_the_same(monkeypatch):
+    both = Barrier(2)
+
+    def copied(packed, device):
+        both.wait(10)
+        return torch.frombuffer(bytearray(packed), dtype=torch.int32)
+
+    monkeypatch.setattr(gemm_module, "_lists", {})
+    monkeypatch.setattr(gemm_module, "_copied", copied)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(gemm_module._items, [bytes(16)] * 2, [torch.device("cpu")] * 2)
+    assert first is second is gemm_module._items(bytes(16), torch.device("cpu"))
 
 
 def test_the_sums_of_parts_are_nobody_elses_before_both_launches(monkeypatch):
