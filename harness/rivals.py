@@ -1,6 +1,7 @@
-"""What PyTorch has for the functions of linear layers: one call of cuBLASLt for each product, and separate operations.
+"""What PyTorch has for the functions of linear layers: one call of cuBLAS for each product, and separate operations.
 
-Tensors are matrices, as the cases have them. alpha and beta belong to cuBLASLt's own epilogue.
+Tensors are matrices, as the cases have them. alpha and beta belong to cuBLAS's own epilogue; by which of its
+interfaces, its own or cuBLASLt's, is PyTorch's choice (torch.backends.cuda.preferred_blas_library).
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ Run = Callable[[Call], tuple]
 
 
 def cublas(case: Case) -> Run:
-    """One call of cuBLASLt for each product: scale and sum are its alpha and beta. Only of CUBLAS."""
+    """One call of cuBLAS for each product: scale and sum are its alpha and beta. Only of CUBLAS."""
     return _run(CUBLAS[case.function])
 
 
