@@ -16,6 +16,7 @@ KINDS = {
     "fp16": ("f16", "F16", 64, 64, 6e-4, 1e-5), "tf32": ("f32", "Tf32", 128, 64, 1e-2, 1e-2),
     **{f"fp32 {m}x{n}": ("f32", "Exact", m, n, 1e-5, 1e-5) for m, n in ((128, 128), (128, 64), (64, 64))},
 }
+SHORT = "i64(2 * steps + 1) * (2 * steps + 1) * (kDepth * kDepth / 4) < k"
 SIMT = "device/gemm_general_simt.cuh"
 MISTAKES = {
     "waits for too little": ("gemm_general.cu", "copy_async_wait<kStages - 2>", "copy_async_wait<kStages - 1>"),
@@ -25,8 +26,8 @@ MISTAKES = {
     "takes rows that do not exist": ("device/gemm_general.cuh", "row < side.rows ?", "true ?"),
     "writes beside D": ("device/gemm_general.cuh", "if (col + i < g.n)", "if (true)"),
     "sweeps wrongly": ("device/gemm_general.cuh", "inside % high", "inside % kHigh"),
-    "keeps one long sum": (SIMT, "i64(steps) * steps * kDepth * kDepth < k", "steps * kDepth < k"),
-    "has short spans alone": (SIMT, "i64(steps) * steps * kDepth * kDepth < k", "false"),
+    "keeps one long sum": (SIMT, SHORT, "steps * kDepth < k"),
+    "has short spans alone": (SIMT, SHORT, "false"),
     "sums a span twice": (SIMT, ", sum[i][4 * j + c] = 0", ""),
 }
 

@@ -59,10 +59,11 @@ struct Simt {
   static __device__ __forceinline__ Vec<f32, 4>& total(int run) {
     return reinterpret_cast<Vec<f32, 4>*>(dynamic_shared() + kStages * sizeof(Stage))[run * kThreads + threadIdx.x];
   }
-  // How many times kDepth elements of K a span has: K alone decides, so that neither tile nor number of rows matter.
+  // How many times kDepth elements of K a span has, √K / kDepth rounded: K alone decides, so that neither tile nor
+  // number of rows matter.
   static __device__ __forceinline__ int span(i64 k) {
     int steps = 1;
-    while (i64(steps) * steps * kDepth * kDepth < k) ++steps;
+    while (i64(2 * steps + 1) * (2 * steps + 1) * (kDepth * kDepth / 4) < k) ++steps;
     return steps;
   }
   __device__ __forceinline__ void load(Stage& stage, const Side& a, const Side& b, const Corner& corner, i64 k) {
