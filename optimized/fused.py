@@ -1,7 +1,7 @@
 """Linear layers fused with what surrounds them: the twins of reference.fused.
 
-Every call is one launch, see optimized.products. Scale and residual belong to the product's epilogue: where the
-composition rounds three times, these round once, and move no intermediate result through memory.
+Launches are those of optimized.linear, see optimized.products. Scale and residual belong to the product's epilogue:
+where the composition rounds three times, these round once, and nothing but sums of parts of K goes through memory in between.
 """
 
 import inspect
