@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     report = verbs.add_parser("report", help="REPORT.md and plots of a run")
     report.add_argument("folder", nargs="?", type=Path, help="a run's folder (default: runs/latest)")
     report.add_argument("--out", type=Path, help="where the report goes (default: the run's folder)")
-    doctor = verbs.add_parser("doctor", help="what this GPU reaches, its A/A noise, and whether it is fit to measure on")
+    doctor = verbs.add_parser("doctor", help="what this GPU reaches, its A/A noise, and if it is fit to measure on")
     doctor.add_argument("--json", action="store_true", help="as JSON")
     _example_arguments(verbs.add_parser("example", help="train with the op graph, on each table, and compare"))
     verbs.add_parser("env", help="the environment record as JSON")

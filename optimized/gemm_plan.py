@@ -1,7 +1,7 @@
 """Which tile and which order of work a product takes on the tensor cores of Hopper. Pure functions of shapes and chip.
 
-A launch computes one product D = A B (+ C), or two: backward's gradients. Clusters of two CTAs walk down lists of items,
-which are pairs of neighbouring tiles that have their part of A or of B in common.
+A launch computes one product D = A B (+ C), or two: backward's gradients. Clusters of two CTAs walk down lists of
+items, which are pairs of neighbouring tiles that have their part of A or of B in common.
 """
 
 import functools
@@ -108,7 +108,7 @@ def takes(products: tuple[Product, ...], chip: Chip) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def gemm(products: tuple[Product, ...], chip: Chip, tile: Tile | None = None) -> GemmPlan:
-    """The plan of forward's product, dgrad, wgrad, or dgrad and wgrad, with the fastest tile by the model, or `tile`."""
+    """The plan of forward's product, dgrad, wgrad, or dgrad and wgrad, with `tile`, or the fastest one by the model."""
     way = "Backward" if products[0].b_across else "Forward"
     choice = tile or min(tiles(products), key=lambda each: cycles(each, products, chip))
     parts = 1 if tile else _parts(products, cycles(choice, products, chip), chip)

@@ -36,8 +36,8 @@ def encode(element: str, shape: tuple[int, int], pitch_bytes: int, box: tuple[in
 
 
 class Maps:
-    """Tensor maps at the head of a kernel's argument. `encoded`: each, or None for one that is not used; `sources`: which
-    value of a call is its address; `rest`: which values follow the maps."""
+    """Tensor maps at the head of a kernel's argument. `encoded`: each, or None for one that is not used; `sources`:
+    which value of a call is its address; `rest`: which values follow the maps."""
 
     def __init__(self, encoded: tuple[driver.CUtensorMap | None, ...], sources: tuple[int, ...], rest: tuple[int, ...]):
         self._encoded, self._sources, self._rest = encoded, sources, rest

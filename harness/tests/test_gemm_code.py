@@ -1,4 +1,4 @@
-"""Machine code of every product on Hopper: tensor cores and copy engine do the work, and nothing goes to local memory."""
+"""Machine code of every product on Hopper: tensor cores and copy engine do the work, nothing goes to local memory."""
 
 import pytest
 from cuda.pathfinder import find_nvidia_binary_utility
@@ -26,7 +26,7 @@ def test_nothing_spills(built):
 
 
 def test_registers_are_there_for_those_who_take_more(built):
-    """What a CTA starts with is all that its warpgroups can share: 40 and twice 232 each. With fewer they would wait."""
+    """What a CTA starts with is all that its warpgroups can share: 40 and twice 232. With fewer they would wait."""
     assert {built[request].registers for request in KERNELS} == {168} and 3 * 168 == 40 + 2 * 232
 
 

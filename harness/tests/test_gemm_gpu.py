@@ -1,4 +1,4 @@
-"""Every product kernel of Hopper on a GPU: forced tiles on results of one tile, of ragged edges and of several rounds."""
+"""Every product kernel of Hopper on a GPU: forced tiles on results of one tile, ragged edges and several rounds."""
 
 import pytest
 import torch

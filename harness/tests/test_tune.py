@@ -145,7 +145,8 @@ def test_processes_that_tune_at_once_lose_nothing(file):
     script = ("import sys; from pathlib import Path; from dataclasses import replace; from optimized import tuning\n"
               "from harness.tests.test_tune import ASKED, H200, TILE\n"
               "tuning.FILE = Path(sys.argv[1])\n"
-              "for i in range(20): tuning.remember((replace(ASKED[0], m=(100 * int(sys.argv[2]) + i) * 128),), H200, TILE)")
+              "for i in range(20):\n"
+              " tuning.remember((replace(ASKED[0], m=(100 * int(sys.argv[2]) + i) * 128),), H200, TILE)")
     running = [subprocess.Popen([sys.executable, "-c", script, str(file), str(number)]) for number in (1, 2)]
     assert [process.wait() for process in running] == [0, 0]
     assert len(json.loads(file.read_text())) == 40

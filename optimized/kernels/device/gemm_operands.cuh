@@ -2,8 +2,8 @@
 #include "device/gemm.cuh"
 #include "device/ptx/wgmma.cuh"
 
-// A stage of an operand: `Count` rows of A or columns of B by kDepth elements of K, swizzled by 128 bytes. It arrives in
-// two halves, so that the CTAs of a cluster can load one each for both.
+// A stage of an operand: `Count` rows of A or columns of B by kDepth elements of K, swizzled by 128 bytes. It arrives
+// in two halves, so that the CTAs of a cluster can load one each for both.
 
 // Elements along K are neighbours. Half of the rows or columns each.
 struct KMajor {

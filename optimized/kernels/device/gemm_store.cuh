@@ -86,8 +86,8 @@ struct Floats {  // of the second product, or the only one
 
 // One consumer's way from sums to memory. A slot is one group of the leader's stores, so that it is free when at most
 // kSlots - 1 groups have still to be read.
-// C comes in stages behind those of A and B where both consumers wait for it; where they take turns it would hold up the
-// other one there, and comes to the slots ahead of need: its chunks become those of D where they lie.
+// C comes in stages behind those of A and B where both consumers wait for it; where they take turns it would hold up
+// the other one there, and comes to the slots ahead of need: its chunks become those of D where they lie.
 template <class E, class Way, class T, class Results, class Shared>
 struct Epilogue {
   static constexpr bool kInStages = Results::kAddsC && T::kTurns == 1;
@@ -151,7 +151,8 @@ struct Epilogue {
     static_assert(kCount % kSlotChunks == 0);
     const TensorMap& d = g.products[item.second()].d;
     const Corner<T> corner(item);
-    const int top = corner.row + (T::kTogether > 1 ? consumer * T::kBlocks : 0) * kChunkRows + item.part() * g.part_rows;
+    const int first_row = T::kTogether > 1 ? consumer * T::kBlocks * kChunkRows : 0;
+    const int top = corner.row + first_row + item.part() * g.part_rows;
 #pragma unroll
     for (int chunk = 0; chunk < kCount; chunk += kSlotChunks) {
       char* const to = s.staging[consumer][slot];

@@ -13,7 +13,9 @@ __device__ __forceinline__ u32 cluster_size() {
   return size;
 }
 
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
 
 // The same without ordering what was written: for barriers whose initialisation has been fenced, or before an end.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
@@ -36,8 +38,8 @@ __device__ __forceinline__ void store_async(u32 address, float value, u32 barrie
                : "memory");
 }
 
-// Arrives at a barrier in any CTA of the cluster, by its mapped address. Orders as within a CTA: release at the scope of
-// the cluster would be a fence of the whole GPU.
+// Arrives at a barrier in any CTA of the cluster, by its mapped address. Orders as within a CTA: release at the scope
+// of the cluster would be a fence of the whole GPU.
 __device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
