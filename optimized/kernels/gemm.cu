@@ -81,7 +81,7 @@ __global__ __launch_bounds__(kGemmThreads, 1) void gemm(const __grid_constant__ 
   cluster_arrive_relaxed();
   cluster_wait();
   const Walk walk{g.items + blockIdx.x / kClusterCtas, g.clusters};
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 0) {  // the list has been there for longer than any grid in front
     const Product& first = g.products[walk.item().second()];
     prefetch_map(&first.a);
     prefetch_map(&first.b);

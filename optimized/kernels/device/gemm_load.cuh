@@ -39,6 +39,7 @@ struct Loader {
 
   // All that arrives from the other CTA has arrived once every stage is free: only then may this one end.
   __device__ __forceinline__ void drain() {
+#pragma unroll 1
     for (int i = 0; i < T::kStages; ++i, place.advance()) wait(&s.empty[place.stage], place.phase ^ 1);
   }
 
