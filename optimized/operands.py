@@ -29,9 +29,18 @@ def on_gpu(function: str, name: str, tensor: Any) -> None:
         raise ValueError(f"{function}: {name} is on {tensor.device}, but optimized needs it on a CUDA device")
 
 
+def in_memory(function: str, **tensors: Any) -> None:
+    """TypeError for a tensor without memory of its own, such as a DTensor or what torch.func hands on."""
+    for name, t in tensors.items():
+        if isinstance(t, Tensor) and not _has_memory(t):
+            raise TypeError(f"{function}: {name} is a {type(t).__name__} without memory of its own, but optimized needs "
+                            "a tensor that has it")
+
+
 def signature(t: Tensor) -> tuple:
-    """All of a tensor that checks and plans look at."""
-    return t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15
+    """All of a tensor that checks and plans look at. An address of 0 is like no other."""
+    address = t.data_ptr()
+    return t.shape, t.stride(), t.dtype, t.device, address & 15 if address else None
 
 
 def type_of(dtype: Any) -> str:
@@ -84,6 +93,13 @@ def written_back(values: Tensor, t: Tensor) -> Tensor:
 def slot(value: float) -> int:
     """A float32 in the place of a pointer: what changes from call to call goes the way of the pointers."""
     return _INT32.unpack(_FLOAT32.pack(value))[0]
+
+
+def _has_memory(t: Tensor) -> bool:
+    try:
+        return t.data_ptr() != 0 or not t.numel()
+    except RuntimeError:
+        return False
 
 
 _FLOAT32, _INT32 = struct.Struct("<f"), struct.Struct("<I")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from optimized.launch import Launch, allocate, chip, untraced
 from optimized.operands import (
-    Prepared, bump, lie_apart, on_gpu, pitch, regular, signature, slot, span_bytes, type_of, written_back
+    Prepared, bump, in_memory, lie_apart, on_gpu, pitch, regular, signature, slot, span_bytes, type_of, written_back
 )
 from optimized.plan import MAX_GRID, Chip, Plan
 from reference.tensors import products
@@ -36,6 +36,7 @@ def constant_scale(input, scale):
     if ready is None or type(scale) is not float or not -FLT_MAX <= scale <= FLT_MAX:
         products.scaled("constant_scale", input, scale)
         on_gpu("constant_scale", "input", input)
+        in_memory("constant_scale", input=input)
     if ready is None:
         dense = _dense(input)
         if dense is not input:
@@ -61,6 +62,7 @@ def add(input, other, *, out=None):
     if ready is None or not (out is None or ready.writes_apart(out, input, other)):
         products.added("add", input, other, out=out)
         on_gpu("add", "input", input)
+        in_memory("add", input=input, other=other, out=out)
     if ready is None:
         a, b, y = _dense(input), _dense(other), None if out is None else _dense(out)
         if a is not input or b is not other or y is not out:

@@ -16,7 +16,9 @@ from optimized import gemm, gemm_plan
 from optimized import linear_plan as plans
 from optimized.launch import Launch, allocate, chip, untraced
 from optimized.matrices import Operands, of_backward, of_forward
-from optimized.operands import Prepared, bump, lie_apart, on_gpu, regular, signature, slot, span_bytes, written_back
+from optimized.operands import (
+    Prepared, bump, in_memory, lie_apart, on_gpu, regular, signature, slot, span_bytes, written_back
+)
 from optimized.plan import Chip, Plan
 from optimized.quantization import dequantize
 from reference.tensors import QuantizedTensor
@@ -39,7 +41,7 @@ def forward(function, input, weight, residual=None, scale=1.0, *, in_place=False
         ready = None  # no dense tensor, or nothing that hashes: the checks say what is wrong
     if ready is None or not _is_scale(scale) or in_place and not ready.writes_apart(residual, input, weight):
         _check_forward(function, input, weight, residual, scale=scale, in_place=in_place, out_dtype=out_dtype)
-        on_gpu(function, "input", input)
+        _check_place(function, input=input, weight=weight, residual=residual)
     if ready is None:
         dense = (_dense(input), _dense(weight), None if residual is None else _dense(residual))
         if any(a is not b for a, b in zip((input, weight, residual), dense)):
@@ -74,7 +76,7 @@ def backward(function, grad_output, input, weight, scale=1.0, *, grad_weight, fl
     if ready is None or not _is_scale(scale) or (
             grad_weight is not None and not ready.writes_apart(grad_weight, grad_output, input, weight)):
         _check_backward(function, operands, scale, flags)
-        on_gpu(function, "grad_output", grad_output)
+        _check_place(function, grad_output=grad_output, input=input, weight=weight, grad_weight=grad_weight)
     for_input, for_weight, accumulates = flags
     if ready is None:
         dense = _all_dense(operands, flags)
@@ -200,6 +202,11 @@ def _check_backward(function, operands, scale, flags):
                            accumulate_into_grad_weight=accumulates)
     if function == "linear_scale_bwd":
         checks.is_scale(function, scale)
+
+
+def _check_place(function, **operands):
+    on_gpu(function, *next(iter(operands.items())))
+    in_memory(function, **operands)
 
 
 def _is_scale(scale) -> bool:

@@ -6,7 +6,9 @@ import torch
 import optimized
 import reference
 from harness.tests.emulated import launched  # noqa: F401 - a fixture
-from harness.tests.linear_calls import BACKWARD, DTYPES, FORWARD, FUNCTIONS, LAYOUTS, assert_near, exact, lay, operands
+from harness.tests.linear_calls import (
+    BACKWARD, DTYPES, FORWARD, FUNCTIONS, LAYOUTS, POINTWISE, assert_near, exact, lay, operands
+)
 from optimized.launch import allocator
 from reference.quantizers import Float8CurrentScalingQuantizer, MXFP8Quantizer
 
@@ -237,3 +239,35 @@ def test_torch_compile_does_not_trace_into_a_call(launched):
     x, w, r = torch.randn(4, 8), torch.randn(6, 8), torch.randn(4, 6)
     for _ in range(2):
         torch.testing.assert_close(compiled(x, w, r), block(x, w, r))
+
+
+class Wrapped(torch.Tensor):
+    """A tensor that holds another one and has no memory of its own, as a DTensor."""
+
+    @staticmethod
+    def __new__(cls, t):
+        return torch.Tensor._make_wrapper_subclass(cls, t.shape, strides=t.stride(), dtype=t.dtype, device=t.device)
+
+    def __init__(self, t):
+        self.t = t
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return function(*[each.t if isinstance(each, Wrapped) else each for each in args], **(kwargs or {}))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS + POINTWISE)
+def test_a_tensor_without_memory_is_refused_by_name(function, launched):
+    """Also where a call like it was prepared; its address, 0, is a multiple of everything."""
+    call = operands(function, 8, 16, 32) if function in FUNCTIONS else {"input": torch.ones(8, 16)}
+    call |= {"constant_scale": {"scale": 0.5}, "add": {"other": torch.ones(8, 16)}}.get(function, {})
+    for name in [name for name, value in call.items() if isinstance(value, torch.Tensor)]:
+        results(function, call)
+        times = len(launched)
+        with pytest.raises(TypeError, match=f"{function}: {name} is a Wrapped without memory"):
+            results(function, call | {name: Wrapped(call[name])})
+        assert len(launched) == times
+    first, value = next(iter(call.items()))
+    options = {"in_place": False} if function == "linear_scale_add_fwd" else {}
+    with pytest.raises(TypeError, match=f"{function}: {first} is .* without memory"):
+        torch.func.vmap(lambda t: results(function, call | {first: t}, **options))(torch.stack([value, value]))
