@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from optimized import norm_quantize_plan as plans_of_paths
 from optimized import plan as plans
-from optimized.launch import Launch, allocate, chip, untraced
+from optimized.launch import Launch, allocate, chip
 from optimized.norm_operands import alike, forward_problem, on_16_bytes, takes
 from optimized.norm_quantize_plan import Path
 from optimized.operands import Prepared, pitch, regular, signature, type_of
@@ -55,15 +56,15 @@ class _Ready:
     first: Launch | None = None
 
 
-def forward(function, input, weight, bias, *, quantizer, **options):
-    """y, or what the quantizer makes of it; mu, None for RMSNorm; rsigma."""
-    if torch.compiler.is_dynamo_compiling():
-        return untraced(forward)(function, input, weight, bias, quantizer=quantizer, **options)
+def computes(function, quantizer):
+    """What computes the norm with `quantizer`, given (function, input, weight, bias, options): (y, or what the
+    quantizer makes of it; mu, None for RMSNorm; rsigma). Its caller calls it: one frame less on the way to the driver.
+    """
     if quantizer is not None:
-        return _quantized(function, input, weight, bias, quantizer, options)
+        return partial(_quantized, quantizer=quantizer)
     if _forced.get()[0] is not None:
         path_of(function, None)
-    return _plain(function, input, weight, bias, options)
+    return _plain
 
 
 def _plain(function, input, weight, bias, options, y_dtype=None):
@@ -89,7 +90,7 @@ def _plain(function, input, weight, bias, options, y_dtype=None):
     return y, mu, rsigma
 
 
-def _quantized(function, input, weight, bias, quantizer, options):
+def _quantized(function, input, weight, bias, options, quantizer):
     try:
         key = (*_key(function, input, weight, bias, options), options_of(quantizer, input), _forced.get(),
                *_distances(quantizer, weight, bias))
@@ -102,7 +103,7 @@ def _quantized(function, input, weight, bias, quantizer, options):
         takes(function, "input", input)
         dense = (regular(input), *map(_on_16_bytes, alike(weight, bias)))
         if any(a is not b for a, b in zip((input, weight, bias), dense)):
-            return _quantized(function, *dense, quantizer, options)
+            return _quantized(function, *dense, options, quantizer)
         ready = _prepared.keep(key, _prepare(function, input, weight, bias, quantizer, options=options, path=path))
     if ready.launch is None:
         return _in_two(function, input, weight, bias, quantizer, options)

@@ -20,7 +20,7 @@ from torch import Tensor
 from optimized import norm_forward
 from optimized import plan as plans
 from optimized.launch import Launch, allocate, chip, untraced
-from optimized.norm_forward import forced_path, forward
+from optimized.norm_forward import computes, forced_path
 from optimized.norm_operands import takes, widest_vector
 from optimized.norm_quantize_plan import Path
 from optimized.operands import Prepared, pitch, regular, signature, type_of
@@ -36,14 +36,18 @@ __all__ = [
 
 def layernorm_fwd(input, weight, bias, eps, quantizer=None, sm_margin=0, zero_centered_gamma=False):
     """reference.layernorm_fwd on a GPU: x is read once, also for its two passes."""
-    return forward("layernorm_fwd", input, weight, bias, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
-                   zero_centered_gamma=zero_centered_gamma)
+    if torch.compiler.is_dynamo_compiling():
+        return untraced(layernorm_fwd)(input, weight, bias, eps, quantizer, sm_margin, zero_centered_gamma)
+    options = {"eps": eps, "sm_margin": sm_margin, "zero_centered_gamma": zero_centered_gamma}
+    return computes("layernorm_fwd", quantizer)("layernorm_fwd", input, weight, bias, options)
 
 
 def rmsnorm_fwd(input, weight, eps, quantizer=None, sm_margin=0, zero_centered_gamma=False):
     """reference.rmsnorm_fwd on a GPU: x is read once."""
-    return forward("rmsnorm_fwd", input, weight, None, eps=eps, quantizer=quantizer, sm_margin=sm_margin,
-                   zero_centered_gamma=zero_centered_gamma)
+    if torch.compiler.is_dynamo_compiling():
+        return untraced(rmsnorm_fwd)(input, weight, eps, quantizer, sm_margin, zero_centered_gamma)
+    options = {"eps": eps, "sm_margin": sm_margin, "zero_centered_gamma": zero_centered_gamma}
+    return computes("rmsnorm_fwd", quantizer)("rmsnorm_fwd", input, weight, None, options)
 
 
 def layernorm_bwd(dz, x, mu, rsigma, gamma, sm_margin=0, zero_centered_gamma=False):

@@ -4,8 +4,12 @@ import sys
 
 import torch
 
+import optimized
 import reference
 from harness.environment import ROOT
+from harness.tests.emulated import SM_80
+from optimized import norm_forward, normalization, products
+from optimized.operands import Prepared
 from reference import ops
 
 SIZE = 32
@@ -44,6 +48,43 @@ def test_frames_between_a_pipeline_and_its_functions():
     made(draw(8, SIZE), torch.randn(8, SIZE)).sum().backward()
     assert frames.seen == {"rmsnorm_fwd": 3, "linear_scale_add_fwd": 3, "linear_fwd": 3,
                            "linear_bwd": 3, "linear_scale_bwd": 3, "rmsnorm_bwd": 2}
+
+
+class Depths:
+    """In the place of each Launch: how many of the project's own frames a launch has above it, its own among them."""
+
+    def __init__(self, seen):
+        self._seen = seen
+
+    def __call__(self, *pointers):
+        frame, own = sys._getframe(1), 1
+        while frame:
+            own += frame.f_code.co_filename.startswith((f"{ROOT}/reference/", f"{ROOT}/optimized/"))
+            frame = frame.f_back
+        self._seen.append(own)
+
+
+def test_frames_to_a_launch(monkeypatch):
+    """Direct two or three, through Sequential five or six, as if there were a GPU."""
+    seen = []
+    for module in (normalization, norm_forward, products):
+        monkeypatch.setattr(module, "_prepared", Prepared())
+        monkeypatch.setattr(module, "chip", lambda _: SM_80)
+        monkeypatch.setattr(module, "Launch", lambda *_: Depths(seen))
+        for check in {"takes", "on_gpu"} & vars(module).keys():
+            monkeypatch.setattr(module, check, lambda *_: None)
+    x, residual = draw(8, SIZE), torch.randn(8, SIZE)
+    for call in (lambda: optimized.rmsnorm_fwd(x, x[0], 1e-5), lambda: optimized.layernorm_fwd(x, x[0], None, 1e-5),
+                 lambda: optimized.rmsnorm_bwd(x, x, torch.ones(8), x[0]), lambda: optimized.linear_fwd(x, x),
+                 lambda: optimized.linear_scale_bwd(x @ x.t(), x, x, 0.5)):
+        seen.clear()
+        call()
+        assert seen in ([2], [3])
+    made = ops.Sequential(ops.RMSNorm(SIZE), ops.BasicLinear(SIZE, SIZE), ops.ConstantScale(0.5),
+                          ops.AddExtraInput(in_place=True), kernels=optimized)
+    seen.clear()
+    made(x, residual).backward(torch.ones(8, SIZE))
+    assert len(seen) == 4 and max(seen) <= 6, seen
 
 
 def test_calls_that_a_call_costs():
