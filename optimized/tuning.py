@@ -60,7 +60,8 @@ def _load(file: Path, _: int) -> dict[str, str]:
         entries = json.loads(file.read_text())
     except ValueError:
         return {}
-    return entries if isinstance(entries, dict) else {}
+    whole = isinstance(entries, dict) and all(isinstance(name, str) for name in entries.values())
+    return entries if whole else {}
 
 
 def _key(products: tuple[Product, ...], chip: Chip) -> str:

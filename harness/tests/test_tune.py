@@ -55,6 +55,13 @@ def test_a_damaged_file_counts_as_none(file, content):
     assert tuning.choice(ASKED, H200) == TILE and json.loads(file.read_text())
 
 
+def test_a_tile_that_is_none_counts_as_none(file):
+    file.parent.mkdir()
+    for entry in (["PingPong 128x128"], {}, None, "PingPong 1x1"):
+        file.write_text(json.dumps({tuning._key(ASKED, H200): entry}))
+        assert tuning.choice(ASKED, H200) is None
+
+
 def test_plans_take_what_was_measured_unless_a_tile_is_forced():
     tuning.remember(ASKED, H200, TILE)
     assert gemm.planned(ASKED, H200).tile == TILE
