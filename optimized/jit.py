@@ -11,6 +11,7 @@ import json
 import os
 import re
 import struct
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -71,12 +72,17 @@ def build(requests: Iterable[Request], arch: str, threads: int | None = None) ->
 def kernel(source: str, expression: str, arch: str) -> Kernel:
     """The loaded kernel, e.g. kernel("norm_wide.cu", "norm_forward_wide<RmsNorm, bf16, 8>", "sm_90a")."""
     binary = build([(source, expression)], arch)[source, expression]
-    return _module(binary.image).get_kernel(binary.symbol)
+    with _loading:
+        return _module(binary.image).get_kernel(binary.symbol)
+
+
+_loading = threading.Lock()
 
 
 @functools.cache
 def _module(image: bytes) -> ObjectCode:
-    """One module for all kernels of a program."""
+    """One module for all kernels of a program, never a second one: what the cache does not keep is unloaded, and with it
+    the kernel of a launch."""
     return ObjectCode.from_cubin(image)
 
 

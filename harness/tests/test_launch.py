@@ -1,7 +1,10 @@
 """How kernels are launched: typed scalars, the allocation hook, streams, graphs, threads, devices."""
 
+import functools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -12,7 +15,7 @@ import reference
 from harness.guards import Guarded, poison
 from harness.implementations import IMPLEMENTATIONS
 from harness.tests.gpu import DEVICE, FUNCTIONS, assert_right, case_of, made, run, same
-from optimized import launch
+from optimized import jit, launch
 from optimized.launch import Launch, allocate, allocator
 from optimized.plan import H200, Plan
 
@@ -259,3 +262,24 @@ def test_more_than_two_to_the_31_elements():
     torch.testing.assert_close(dgamma, expected, rtol=1e-3, atol=0.1)
     del x, dz, dx
     torch.cuda.empty_cache()
+
+
+def test_threads_that_need_a_kernel_at_once_share_its_module(monkeypatch):
+    """A module is unloaded when nobody holds it, and a launch holds no more than the number of its kernel."""
+    class Module:
+        @classmethod
+        def from_cubin(cls, image):
+            time.sleep(0.05)
+            return cls()
+
+        def get_kernel(self, symbol):
+            return self, symbol
+
+    found = SimpleNamespace(image=b"", symbol="scale")
+    monkeypatch.setattr(jit, "ObjectCode", Module)
+    monkeypatch.setattr(jit, "build", lambda requests, arch: dict.fromkeys(requests, found))
+    monkeypatch.setattr(jit, "_module", functools.cache(jit._module.__wrapped__))
+    kernel = functools.cache(jit.kernel.__wrapped__)
+    with ThreadPoolExecutor(4) as pool:
+        modules = {id(module) for module, _ in list(pool.map(lambda _: kernel("a.cu", "scale", "sm_90a"), range(4)))}
+    assert len(modules) == 1
