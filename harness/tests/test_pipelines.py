@@ -123,9 +123,12 @@ def test_the_report_draws_what_is_fused_and_compares(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_parity_on_a_gpu(recipe):
+    from harness.tests.gpu import compile_ahead_of
     from optimized.launch import allocator
 
     case = Case("residual_block", (512, 1024), "bf16", recipe)
+    compile_ahead_of(*(lambda name=name: IMPLEMENTATIONS[name].prepare(case, None)(
+        family_of("residual_block").make(case, "cuda", 0)) for name in ("optimized", "unfused")))
     for name in ("optimized", "unfused", "eager", "compiled"):
         if recipe == "none" or name in ("optimized", "unfused"):
             function = IMPLEMENTATIONS[name].prepare(case, None)
