@@ -99,7 +99,7 @@ class Node(torch.autograd.Function):
         call.give_back(contexts)
         if isinstance(grad, QuantizedTensor):
             grad = dense(grad, plan.kernels)
-        return None, *chain(*extra_inputs), grad, *chain(*parameters)
+        return None, *chain.from_iterable(extra_inputs), grad, *chain.from_iterable(parameters)
 
 
 _record = super(torch.autograd.Function, Node).apply  # Function.apply first looks, in Python, for what `ready` refuses

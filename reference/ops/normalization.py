@@ -68,7 +68,7 @@ class _Norm(BasicOperation):
                                                     f"must be {tuple(self._shape)}")
         return tensor.reshape(*leading, math.prod(self._shape))
 
-    def _quantizer(self, ctx, next_op_input_quantizer):
+    def _quantizer(self, next_op_input_quantizer):
         """The one behind, where it quantizes rows of this length."""
         return next_op_input_quantizer if len(self._shape) == 1 else None
 
@@ -100,7 +100,7 @@ class LayerNorm(_Norm):
         x, held = self._rows(dense(input_, ctx.kernels)), self._parameters
         weight = held["weight"]
         y, mu, rsigma = ctx.kernels.layernorm_fwd(
-            x, weight, held["bias"], self.eps, self._quantizer(ctx, next_op_input_quantizer), self._margin(ctx),
+            x, weight, held["bias"], self.eps, self._quantizer(next_op_input_quantizer), self._margin(ctx),
             self.zero_centered_gamma)
         if ctx.requires_grad:
             ctx.saved = LayerNormSaved(x, weight, mu, rsigma)
@@ -132,8 +132,7 @@ class RMSNorm(_Norm):
         """rmsnorm_fwd"""
         x, weight = self._rows(dense(input_, ctx.kernels)), self._parameters["weight"]
         y, _, rsigma = ctx.kernels.rmsnorm_fwd(
-            x, weight, self.eps, self._quantizer(ctx, next_op_input_quantizer), self._margin(ctx),
-            self.zero_centered_gamma)
+            x, weight, self.eps, self._quantizer(next_op_input_quantizer), self._margin(ctx), self.zero_centered_gamma)
         if ctx.requires_grad:
             ctx.saved = RMSNormSaved(x, weight, rsigma)
         return y if len(self._shape) == 1 else y.view(input_.shape)
