@@ -7,7 +7,7 @@ torch.backends.cuda.matmul says so. The same bits in every run. An operand whose
 distance from each other is copied first, one that is written copied back; a quantized operand is dequantized first.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from optimized import linear_plan as plans
 from optimized.launch import Launch, allocate, chip, untraced
 from optimized.matrices import Operands, of_backward, of_forward
 from optimized.operands import (
-    Prepared, bump, in_memory, lie_apart, on_gpu, regular, signature, slot, span_bytes, written_back
+    Prepared, bump, in_memory, lie_apart, on_gpu, pitch, regular, signature, slot, span_bytes, written_back
 )
 from optimized.plan import Chip, Plan
 from optimized.quantization import dequantize
@@ -102,18 +102,28 @@ def backward(function, grad_output, input, weight, scale=1.0, *, grad_weight, fl
 
 
 def planned(function: str, given, chip: Chip) -> Plan:
-    """The plan of a call of `function` with the bound arguments `given`; quantized operands count as dequantized."""
+    """The plan of a call of `function` with the bound arguments `given`; quantized operands count as dequantized. Its
+    variant names the operands that are copied."""
     products, exact = _bound(function, given)
     described = tuple(each.product(exact) for each in products)
     if gemm_plan.takes(described, chip):
-        return gemm.planned(described, chip).plan
-    return plans.general(_tiled(products, exact, chip), chip)
+        plan = gemm.planned(described, chip).plan
+    else:
+        plan = plans.general(_tiled(products, exact, chip), chip)
+    return replace(plan, variant=", ".join((plan.variant, *(f"{name} copied" for name in _copied(given.arguments)))))
 
 
 def asked(function: str, given) -> tuple[plans.Product, ...]:
     """The products of such a call, as plans see them."""
     products, exact = _bound(function, given)
     return tuple(each.product(exact) for each in products)
+
+
+def _copied(arguments) -> list[str]:
+    """Names of the operands that are needed and whose rows are not dense or do not lie at one distance."""
+    unused = set() if arguments.get("input_requires_grad", True) else {"weight"}
+    unused |= set() if arguments.get("weight_requires_grad", True) else {"input", "grad_weight"}
+    return [name for name, t in arguments.items() if isinstance(t, Tensor) and name not in unused and pitch(t) is None]
 
 
 def _bound(function: str, given) -> tuple[tuple[Operands, ...], bool]:

@@ -159,3 +159,15 @@ def test_the_sums_of_parts_are_nobody_elses_before_both_launches(monkeypatch):
     with allocator(allocate):
         split(0, 0, 0, 0, 0, 0)
     assert alive == [True, True] and given[0]() is None
+
+
+def test_a_plan_names_the_operands_that_are_copied():
+    x, w = (torch.empty(rows, 4096, dtype=torch.bfloat16, device="meta") for rows in (512, 4096))
+    plan_of = optimized.linear.plan_of
+    assert "copied" not in plan_of("linear_fwd", x, w, chip=H200).variant
+    assert plan_of("linear_fwd", x, w.t(), chip=H200).variant.endswith("8, weight copied")
+    options = {"chip": H200, "grad_weight": w.t(), "accumulate_into_grad_weight": True}
+    assert plan_of("linear_bwd", x, x.mT.contiguous().mT, w, **options).variant.endswith(
+        "input copied, grad_weight copied")
+    unused = plan_of("linear_bwd", x, x.mT.contiguous().mT, w, weight_requires_grad=False, chip=H200)
+    assert "copied" not in unused.variant
