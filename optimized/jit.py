@@ -81,8 +81,8 @@ _loading = threading.Lock()
 
 @functools.cache
 def _module(image: bytes) -> ObjectCode:
-    """One module for all kernels of a program, never a second one: what the cache does not keep is unloaded, and with it
-    the kernel of a launch."""
+    """One module for all kernels of a program, never a second one: what the cache does not keep is unloaded, and with
+    it the kernel of a launch."""
     return ObjectCode.from_cubin(image)
 
 

@@ -33,8 +33,8 @@ def in_memory(function: str, **tensors: Any) -> None:
     """TypeError for a tensor without memory of its own, such as a DTensor or what torch.func hands on."""
     for name, t in tensors.items():
         if isinstance(t, Tensor) and not _has_memory(t):
-            raise TypeError(f"{function}: {name} is a {type(t).__name__} without memory of its own, but optimized needs "
-                            "a tensor that has it")
+            raise TypeError(f"{function}: {name} is a {type(t).__name__} without memory of its own, but optimized "
+                            "needs a tensor that has it")
 
 
 def signature(t: Tensor) -> tuple:
