@@ -6,6 +6,7 @@ copy of x in place: x itself is what the norm before needs for its backward. Bes
 plain PyTorch.
 """
 
+import contextlib
 import math
 from dataclasses import dataclass
 from types import ModuleType
@@ -123,6 +124,17 @@ def train(kernels: ModuleType | None, *, steps: int, recipe=None, device="cpu", 
     return torch.stack(losses).tolist()
 
 
+@contextlib.contextmanager
+def one_thread():
+    """Tensors on the CPU are so small that threads would wait for one another most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def windows(losses):
     """The mean loss of each WINDOW steps."""
     return [sum(part) / len(part) for part in (losses[i:i + WINDOW] for i in range(0, len(losses), WINDOW))]
@@ -147,8 +159,9 @@ def run(steps: int = 200, recipe: str = "none", tables: str = "all") -> int:
         print(f"The {tables} table needs a CUDA GPU, and none was found.")
         return 1
     print(f"{steps} steps of {BATCH} texts of {LENGTH} characters on {device}, recipe {recipe}", flush=True)
-    curves = {name: train(known[name], steps=steps, recipe=RECIPES[recipe] if known[name] else None, device=device)
-              for name in names}
+    with one_thread():
+        curves = {name: train(known[name], steps=steps, recipe=RECIPES[recipe] if known[name] else None, device=device)
+                  for name in names}
     print("steps".rjust(10), *(name.rjust(10) for name in names))
     for index, means in enumerate(zip(*map(windows, curves.values()))):
         last = min((index + 1) * WINDOW, steps)
