@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import rows
+from harness import rows, table
 from harness.environment import ROOT
 from harness.tests.test_workers import alive, gone
 
@@ -176,7 +176,7 @@ def test_signal_to_a_real_run(tmp_path, sign):
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     found = rows.read(out / "rows.jsonl")
-    assert found and f"{len(found)} rows in {out}/rows.jsonl" in text
+    assert found and f"{table.counted(len(found), 'row')} in {out}/rows.jsonl" in text
     assert "--resume" in text
 
 
