@@ -76,7 +76,7 @@ def _plain(function, input, weight, bias, options, y_dtype=None):
         ready = None  # no dense tensor, or nothing that hashes: the checks say what is wrong
     if ready is None:
         tensors.norm_forward(function, input, weight, bias, quantizer=None, **options)
-        takes(function, "input", input)
+        takes(function, input=input, weight=weight, bias=bias)
         dense = (regular(input), *alike(weight, bias))
         if any(a is not b for a, b in zip((input, weight, bias), dense)):
             return _plain(function, *dense, options, y_dtype)
@@ -100,7 +100,7 @@ def _quantized(function, input, weight, bias, options, quantizer):
     if ready is None:
         tensors.norm_forward(function, input, weight, bias, quantizer=quantizer, **options)
         path = path_of(function, quantizer)
-        takes(function, "input", input)
+        takes(function, input=input, weight=weight, bias=bias)
         dense = (regular(input), *map(_on_16_bytes, alike(weight, bias)))
         if any(a is not b for a, b in zip((input, weight, bias), dense)):
             return _quantized(function, *dense, options, quantizer)

@@ -3,17 +3,20 @@
 import torch
 from torch import Tensor
 
-from optimized.operands import on_gpu, pitch, type_of
+from optimized.operands import in_memory, on_gpu, pitch, type_of
 from optimized.plan import Problem
 
 MAX_COLS = 2**31 - 1
 
 
-def takes(function: str, name: str, tensor: Tensor) -> None:
-    """ValueError for what is not on a CUDA device, and for rows that are too long."""
-    on_gpu(function, name, tensor)
-    if tensor.shape[-1] > MAX_COLS:
-        raise ValueError(f"{function}: {name} has rows of {tensor.shape[-1]} elements, but optimized takes {MAX_COLS}")
+def takes(function: str, **operands: Tensor | None) -> None:
+    """ValueError where the first operand is not on a CUDA device or its rows are too long; TypeError for one without
+    memory of its own."""
+    name, first = next(iter(operands.items()))
+    on_gpu(function, name, first)
+    in_memory(function, **operands)
+    if first.shape[-1] > MAX_COLS:
+        raise ValueError(f"{function}: {name} has rows of {first.shape[-1]} elements, but optimized takes {MAX_COLS}")
 
 
 def forward_problem(function: str, input: Tensor, weight: Tensor, bias: Tensor | None, zero_centered: bool,

@@ -103,7 +103,7 @@ def _backward(function, operands, sm_margin, zero_centered_gamma):
     dz, x, add, mu, rsigma, gamma = operands
     if ready is None:
         _check_backward(function, operands, sm_margin, zero_centered_gamma)
-        takes(function, "x", x)
+        takes(function, x=x, dz=dz, add=add, mu=mu, rsigma=rsigma, gamma=gamma)
         dense = (*[t if t is None else regular(t) for t in (dz, x, add)],
                  *[t if t is None else t.contiguous() for t in (mu, rsigma, gamma)])
         if any(a is not b for a, b in zip(operands, dense)):

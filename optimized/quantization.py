@@ -16,7 +16,7 @@ from torch import Tensor
 
 from optimized import quantize_plan as plans
 from optimized.launch import Launch, allocate, chip, untraced
-from optimized.operands import Prepared, on_gpu, pitch, regular, signature, type_of
+from optimized.operands import Prepared, in_memory, on_gpu, pitch, regular, signature, type_of
 from optimized.plan import Chip, Plan
 from reference import formats, quantizers, tensors
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
@@ -38,6 +38,7 @@ def quantize(input, quantizer):
     if ready is None:
         quantizers.check("quantize", input, quantizer)
         on_gpu("quantize", "input", input)
+        in_memory("quantize", input=input)
         dense = regular(input)
         if dense is not input:
             return quantize(dense, quantizer)
@@ -81,6 +82,7 @@ def dequantize(tensor, dtype):
     if ready is None:
         tensors.check("dequantize", tensor, dtype)
         on_gpu("dequantize", "tensor", tensor)
+        in_memory("dequantize", **{name: getattr(tensor, name) for name in vars(tensor)})
         ready = _prepared.keep(key, _prepare_back(tensor, dtype))
 
     y = allocate(*ready.outputs[0], tensor.device)

@@ -1,14 +1,20 @@
 """What a call makes of its operands before it is launched: on the CPU, where nothing is."""
 
+import inspect
+from dataclasses import replace
+
 import numpy
 import pytest
 import torch
 
 import optimized
+import reference
 from harness.tests.gpu import FUNCTIONS, case_of, made
-from optimized import norm_forward, normalization
+from harness.tests.test_linear_launch import Wrapped
+from optimized import norm_forward, norm_operands, normalization, quantization
 from optimized.operands import Prepared
 from optimized.plan import H200
+from reference.quantizers import MXFP8Quantizer
 
 EPS = 1e-5
 
@@ -17,9 +23,9 @@ EPS = 1e-5
 def launched(monkeypatch):
     """(scalars, pointers) of each launch of a norm, none of which runs: of tensors on the CPU."""
     found = []
+    monkeypatch.setattr(norm_operands, "on_gpu", lambda *_: None)
     for module in (norm_forward, normalization):
         monkeypatch.setattr(module, "_prepared", Prepared())
-        monkeypatch.setattr(module, "takes", lambda *_: None)
         monkeypatch.setattr(module, "chip", lambda _: H200)
         monkeypatch.setattr(module, "Launch", lambda plan, device, count, scalars: (
             lambda *pointers: found.append((scalars, pointers))))
@@ -38,6 +44,30 @@ def test_only_what_rows_of_one_pitch_cannot_describe_is_copied_first(function, l
         assert (given == x.data_ptr()) == (layout != "transposed")
         assert scalars[1] == {"strided": x.stride(0), "expanded": 0}.get(layout, 40)
     assert len(norm_forward._prepared) + len(normalization._prepared) == 1
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_tensor_without_memory_is_refused_by_name(function, launched):
+    """Also where a call like it was prepared; its address, 0, is a multiple of everything."""
+    call = made(case_of(function, (6, 40)), device="cpu")
+    names = list(inspect.signature(getattr(optimized, function)).parameters)
+    getattr(optimized, function)(*call.args, **call.kwargs)
+    for i, value in enumerate(call.args):
+        if isinstance(value, torch.Tensor):
+            with pytest.raises(TypeError, match=f"{function}: {names[i]} is a Wrapped without memory"):
+                getattr(optimized, function)(*call.args[:i], Wrapped(value), *call.args[i + 1:], **call.kwargs)
+    assert len(launched) == 1
+
+
+def test_quantization_refuses_it_too(monkeypatch):
+    monkeypatch.setattr(quantization, "on_gpu", lambda *_: None)
+    x = torch.ones(32, 64)
+    with pytest.raises(TypeError, match="quantize: input is a Wrapped without memory"):
+        optimized.quantize(Wrapped(x), MXFP8Quantizer())
+    given = reference.quantize(x, MXFP8Quantizer())
+    without = replace(given, rowwise_scale_inv=Wrapped(given.rowwise_scale_inv))
+    with pytest.raises(TypeError, match="dequantize: rowwise_scale_inv is a Wrapped without memory"):
+        optimized.dequantize(without, torch.float32)
 
 
 @pytest.mark.filterwarnings("error")

@@ -73,7 +73,7 @@ def as_if_on_a_gpu(monkeypatch):
         monkeypatch.setattr(module, "_prepared", Prepared())
         monkeypatch.setattr(module, "chip", lambda _: SM_80)
         for check in {"takes", "on_gpu"} & vars(module).keys():
-            monkeypatch.setattr(module, check, lambda *_: None)
+            monkeypatch.setattr(module, check, lambda *_, **__: None)
 
 
 def block(kernels):
