@@ -15,11 +15,6 @@ reference's, one NaN of float32 being like another; padding: its bytes that are 
 amax that differs, whose values are compared instead."""
 
 
-_REORDERED = 4 * torch.finfo(torch.float32).eps
-"""What float32 arithmetic in another order may change a value by, beside the rounding to the activation dtype: each side
-rounds two sums, a root and three products."""
-
-
 class Comparison:
     """Counts over one output, and, in `reason`, the first difference that is not allowed; "" where all is well."""
 
@@ -69,7 +64,7 @@ class Comparison:
         """Count and judge one float32; whether it is the same."""
         same = bool(same_values(found, wanted).all())
         self.counts[kind] += not same
-        ulp = (torch.finfo(dtype).eps + _REORDERED) * torch.maximum(found.abs(), wanted.abs()).double()
+        ulp = torch.finfo(dtype).eps * torch.maximum(found.abs(), wanted.abs()).double()
         near = self.allowance.amax and bool(((found.double() - wanted.double()).abs() <= ulp).all())
         self._demand(same or near, f"{name} is {found.tolist()}, the reference's {wanted.tolist()}")
         return same
@@ -115,8 +110,7 @@ class Comparison:
             values.append(codes * units)
             steps.append(spacing(codes, side.format) * units)
         ours, theirs = values
-        most = torch.maximum(*steps) * (1 + 1e-6) + _REORDERED * torch.maximum(ours.abs(), theirs.abs())
-        near = ((ours - theirs).abs() <= most) | (ours.isnan() & theirs.isnan())
+        near = ((ours - theirs).abs() <= torch.maximum(*steps) * (1 + 1e-6)) | (ours.isnan() & theirs.isnan())
         self.counts["apart"] += ours.numel()
         far = int((~near).sum())
         self._demand(not far, f"{name}: {far} of {ours.numel()} values under other scales are more than a step off")
