@@ -8,7 +8,7 @@ from cuda.bindings import driver
 
 from optimized import gemm_plan, tma, tuning
 from optimized.gemm_plan import CLUSTER, DEPTH, GemmPlan, Tile
-from optimized.launch import Launch, allocate, chip
+from optimized.launch import Launch, allocate, chip, raise_error
 from optimized.linear_plan import Product
 from optimized.matrices import Matrix, Operands
 from optimized.plan import SIZES, Chip, Plan
@@ -127,6 +127,5 @@ def _copied(packed: bytes, device: torch.device) -> torch.Tensor:
 
 def _exchange_capture_mode(mode):
     error, before = driver.cuThreadExchangeStreamCaptureMode(mode)
-    if error:
-        raise RuntimeError(f"CUDA driver: {error.name}")
+    raise_error(error)
     return before

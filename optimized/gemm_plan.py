@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, replace
 
 from optimized.linear_plan import Product
-from optimized.plan import SIZES, Chip, Plan
+from optimized.plan import SIZES, Chip, Plan, round_up
 
 CLUSTER = 2
 DEPTH = 64  # elements of K in a stage
@@ -55,7 +55,7 @@ class Tile:
         """sizeof(GemmShared)."""
         barriers = 16 * (self.stages + self.slots)
         used = 2 * DEPTH * (self.rows + self.cols) * self.stages + 2 * self.slots * SLOT_BYTES + barriers
-        return -(-used // 1024) * 1024
+        return round_up(used, 1024)
 
     @property
     def name(self) -> str:
@@ -119,7 +119,7 @@ def gemm(products: tuple[Product, ...], chip: Chip, tile: Tile | None = None) ->
     kernel = f"gemm<{products[0].element}, {way}, {choice.spelled}, {_results(products)}>"
     plan = Plan("gemm.cu", kernel, variant, CLUSTER * len(lists), THREADS, CLUSTER, stages=choice.stages,
                 shared_bytes=choice.shared_bytes, programmatic=True)
-    return GemmPlan(plan, choice, _packed(lists), len(lists), parts, _round_up(products[0].m, choice.rows))
+    return GemmPlan(plan, choice, _packed(lists), len(lists), parts, round_up(products[0].m, choice.rows))
 
 
 def tiles(products: tuple[Product, ...]) -> tuple[Tile, ...]:
@@ -230,10 +230,6 @@ def _raster(corner: tuple[int, int], count: tuple[int, int], tile: Tile, product
     (row, col), (down, across), group = corner, count, max(1, GROUP_ROWS // rows)
     return [(row * tile.rows + i * rows, col * tile.cols + j * cols, _steps(product), flags)
             for first in range(0, down, group) for j in range(across) for i in range(first, min(first + group, down))]
-
-
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
 
 
 def _packed(lists: list[list[tuple]]) -> bytes:

@@ -91,8 +91,8 @@ class Launch:
     def _again(self, error, pointers):
         """A thread that has not used CUDA yet has no context: then with one, else the error."""
         if int(driver.cuCtxGetCurrent()[1]):
-            _raise(error)
-        _raise(driver.cuCtxSetCurrent(self._context)[0])
+            raise_error(error)
+        raise_error(driver.cuCtxSetCurrent(self._context)[0])
         self(*pointers)
 
 
@@ -123,7 +123,7 @@ def chip(device: torch.device) -> Chip:
         plan = Plan("probe.cu", "probe<0>", "probe", size, 32, size, shared_bytes=shared)
         _allow_shared(probe, plan, device)
         error, count = driver.cuOccupancyMaxActiveClusters(probe, _config(plan))
-        _raise(error)
+        raise_error(error)
         if count:
             clusters.append((size, count))
     return Chip(arch, bare.sms, shared, tuple(clusters))
@@ -169,7 +169,7 @@ def _config(plan: Plan) -> driver.CUlaunchConfig:
 def _expect_argument(kernel, size: int) -> None:
     """Host and device lay out the argument alike."""
     error, _, expected = driver.cuKernelGetParamInfo(kernel, 0)
-    _raise(error)
+    raise_error(error)
     if expected != size:
         raise TypeError(f"launch: the argument has {size} bytes, but the kernel takes {expected}")
 
@@ -178,21 +178,22 @@ def _allow_shared(kernel, plan: Plan, device: torch.device) -> None:
     if plan.shared_bytes:
         limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         error, handle = driver.cuDeviceGet(device.index)
-        _raise(error)
+        raise_error(error)
         error, = driver.cuKernelSetAttribute(limit, plan.shared_bytes, kernel, handle)
-        _raise(error)
+        raise_error(error)
 
 
 def _make_current(device: torch.device):
     """The device's primary context, current in this thread: the driver needs one, and PyTorch makes it lazily."""
     with torch.cuda.device(device):
         error, context = driver.cuDevicePrimaryCtxRetain(device.index)
-        _raise(error)
-        _raise(driver.cuCtxSetCurrent(context)[0])
+        raise_error(error)
+        raise_error(driver.cuCtxSetCurrent(context)[0])
     return context
 
 
-def _raise(error) -> None:
+def raise_error(error) -> None:
+    """RuntimeError with the driver's words, where it says anything but success."""
     if error:
         _, text = driver.cuGetErrorString(error)
         raise RuntimeError(f"CUDA driver: {error.name}: {text.decode()}")

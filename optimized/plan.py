@@ -173,7 +173,7 @@ def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     budget = chip.shared_bytes - STATIC_SHARED_BYTES
 
     def gamma(slab):
-        return _round_up(4 * slab, 128)
+        return round_up(4 * slab, 128)
 
     def slots_of(threads, elements, slab):
         needed = max(2 * column if ring else 0, 4 * planes)  # two stages, and later the sums of each slot
@@ -208,7 +208,7 @@ def _row_map(cols: int, chip: Chip, limits: dict[int, int], slots_of, preference
     `slots_of(threads, elements, slab)` says how many rows fit on an SM at once. None: the row is too wide.
     """
     for cluster in (1, *(size for size, _ in chip.clusters)):
-        slab = cols if cluster == 1 else _round_up(-(-cols // cluster), 8)
+        slab = cols if cluster == 1 else round_up(-(-cols // cluster), 8)
         maps = []
         for elements in limits:
             threads = _row_threads(-(-slab // elements), elements)
@@ -224,7 +224,7 @@ def _row_threads(needed: int, elements: int) -> int:
     """Threads for a row: whole warps, or 8 or 16 lanes of one for the narrowest rows."""
     if elements == 8 and needed <= 16:
         return 8 if needed <= 8 else 16
-    return _round_up(needed, 32)
+    return round_up(needed, 32)
 
 
 def _at_once(chip: Chip, cluster: int, sm_margin: int) -> int:
@@ -233,5 +233,6 @@ def _at_once(chip: Chip, cluster: int, sm_margin: int) -> int:
     return max(1, min(most, (chip.sms - sm_margin) // cluster))
 
 
-def _round_up(value: int, unit: int) -> int:
+def round_up(value: int, unit: int) -> int:
+    """The next multiple of `unit`."""
     return -(-value // unit) * unit
