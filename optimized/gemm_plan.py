@@ -16,7 +16,6 @@ CLUSTER = 2
 DEPTH = 64  # elements of K in a stage
 SLOT_BYTES = 2 * 64 * 64  # of staging memory
 THREADS = 384
-SHARED_BYTES = 232_448
 SECOND, SHARES_A = 1, 2  # bits of Item::what
 STORES, ADDS_C, STORES_FLOATS, ADDS_FLOATS = 0, 4, 8, 12
 GROUP_ROWS = 2048  # of D that a wave of clusters works on, so that it re-reads A and B in the L2

@@ -50,6 +50,3 @@ template <int Groups>
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Groups) : "memory");
 }
-
-// Waits until this thread's stores are in memory.
-__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
