@@ -22,7 +22,7 @@ class Product:
 
     `element` is the C++ type of A and B, `output` that of C and D. `a_across`, `b_across`: whether A's neighbours in
     memory lie along m, B's along n, instead of along k. `exact`: f32 is multiplied as such, not as TF32. `aligned`:
-    every operand begins at a multiple of 16 bytes, and so does every row of it.
+    every operand and every row of it begins at a multiple of 16 bytes, and D's rows end at one.
     """
 
     m: int

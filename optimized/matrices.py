@@ -37,6 +37,11 @@ class Matrix:
         """Whether the copy engine takes it: rows begin at multiples of 16 bytes, and no row on another one."""
         return self.unit == 16 and (self.rows <= 1 or self.pitch >= self.cols)
 
+    @property
+    def whole(self) -> bool:
+        """Whether rows end at multiples of 16 bytes too: what the copy engine stores, it fills up to there."""
+        return self.cols * SIZES[self.element] % 16 == 0
+
     @classmethod
     def _at(cls, address, rows, cols, pitch, dtype):
         place = address | (pitch * dtype.itemsize if rows > 1 else 0)
@@ -61,7 +66,7 @@ class Operands:
         n = self.b.cols if self.b_across else self.b.rows
         given = (self.a, self.b, self.d) if self.c is None else (self.a, self.b, self.c, self.d)
         return plans.Product(m, n, k, self.a.element, self.d.element, self.a_across, self.b_across, self.c is not None,
-                             exact, all(matrix.aligned for matrix in given))
+                             exact, self.d.whole and all(matrix.aligned for matrix in given))
 
     def scalars(self, tiling: plans.Tiling) -> tuple:
         """Shape of kernels/device/gemm_general.cuh."""

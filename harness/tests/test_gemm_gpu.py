@@ -78,23 +78,34 @@ def behind(view):
 
 
 @pytest.mark.parametrize("tile", TILES["Forward", "ScaleAdds"], ids=lambda tile: tile.name)
-@pytest.mark.parametrize("shape", [(700, 1003, 517), (129, 257, 201), (1, 4100, 1003), (3000, 1001, 65)], ids=str)
+@pytest.mark.parametrize("shape", [(700, 1008, 517), (129, 264, 201), (1, 4104, 1003), (3000, 1000, 65)], ids=str)
 def test_rows_that_end_between_units(tile, shape, monkeypatch):
     """Neither is what lies behind them read, nor is it written."""
+    multiplied_in_pitched_rows(shape, "gemm.cu", monkeypatch, tile)
+
+
+@pytest.mark.parametrize("shape", [(700, 1003, 517), (129, 257, 201), (1, 4100, 1003), (3000, 1001, 65)], ids=str)
+def test_results_whose_rows_end_between_units(shape, monkeypatch):
+    """The copy engine would fill the last unit up with zeros."""
+    multiplied_in_pitched_rows(shape, "gemm_general.cu", monkeypatch)
+
+
+def multiplied_in_pitched_rows(shape, source, monkeypatch, tile=None):
     monkeypatch.setattr(products, "_prepared", Prepared())
     x, w, c = (pitched(each) for each in operands(*shape, torch.bfloat16))
     exact = c.double() + SCALE * x.double() @ w.double().T
     with gemm.forced_tile(tile):
-        assert optimized.fused.plan_of("linear_scale_add_fwd", x, w, c, SCALE, chip=chip(x.device)).source == "gemm.cu"
+        assert optimized.fused.plan_of("linear_scale_add_fwd", x, w, c, SCALE, chip=chip(x.device)).source == source
         optimized.linear_scale_add_fwd(x, w, c, SCALE)
     assert relative(c, exact) < 2.0 ** -8 and behind(c).isnan().all()
 
 
 @pytest.mark.parametrize("tile", TILES["Backward", "Floats"], ids=lambda tile: tile.name)
 @pytest.mark.parametrize("accumulates", [True, False])
-def test_gradients_of_rows_that_end_between_units(tile, accumulates, monkeypatch):
+@pytest.mark.parametrize("k", [520, 518])
+def test_gradients_of_rows_that_end_between_units(tile, accumulates, k, monkeypatch):
     monkeypatch.setattr(products, "_prepared", Prepared())
-    x, w, dy = (pitched(each) for each in operands(700, 1003, 520, torch.bfloat16))
+    x, w, dy = (pitched(each) for each in operands(700, 1003, k, torch.bfloat16))
     start = torch.ones(w.shape, device="cuda") if accumulates else torch.full(w.shape, float("nan"), device="cuda")
     buffer = pitched(start)
     with gemm.forced_tile(tile):
