@@ -8,7 +8,7 @@ from cuda.bindings import driver
 
 from optimized import gemm_plan, tma, tuning
 from optimized.gemm_plan import CLUSTER, DEPTH, GemmPlan, Tile
-from optimized.launch import Launch, allocate, chip, raise_error
+from optimized.launch import Launch, allocate, beside_capture, chip, make_current
 from optimized.linear_plan import Product
 from optimized.matrices import Matrix, Operands
 from optimized.plan import SIZES, Chip, Plan
@@ -47,6 +47,7 @@ def planned(products: tuple[Product, ...], here: Chip) -> GemmPlan:
 def launch(products: tuple[Operands, ...], device: torch.device):
     """What computes `products` when it is called with the pointers of each."""
     plan = planned(tuple(each.product(True) for each in products), chip(device))
+    make_current(device)  # for the maps
     return _Split(plan, products[0], device) if plan.parts > 1 else _whole(plan, products, device)
 
 
@@ -115,17 +116,7 @@ def _items(packed: bytes, device: torch.device) -> torch.Tensor:
 
 def _copied(packed: bytes, device: torch.device) -> torch.Tensor:
     """In device memory, ready for every stream; also while a graph is captured, not as a part of it."""
-    mode = _exchange_capture_mode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-    try:
-        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
-            items = torch.frombuffer(bytearray(packed), dtype=torch.int32).to(device)
-            torch.cuda.current_stream().synchronize()
-    finally:
-        _exchange_capture_mode(mode)
+    with beside_capture(), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+        items = torch.frombuffer(bytearray(packed), dtype=torch.int32).to(device)
+        torch.cuda.current_stream().synchronize()
     return items
-
-
-def _exchange_capture_mode(mode):
-    error, before = driver.cuThreadExchangeStreamCaptureMode(mode)
-    raise_error(error)
-    return before

@@ -54,8 +54,9 @@ class Launch:
     def __init__(self, plan: Plan, device: torch.device, pointers: int, scalars: tuple,
                  maps: tma.Maps | None = None):
         layout = f"{pointers}Q" + "".join(_code(scalar) for scalar in scalars)
-        self._context = _make_current(device)
-        kernel = jit.kernel(plan.source, plan.kernel, chip(device).arch)
+        self._context = make_current(device)
+        with beside_capture():
+            kernel = jit.kernel(plan.source, plan.kernel, chip(device).arch)
         unit, behind = (64, maps.size) if maps else (8, 0)
         size = -(-(behind + struct.calcsize(layout)) // unit) * unit
         self._memory = ctypes.create_string_buffer(size + unit)
@@ -109,7 +110,7 @@ def untraced(function):
 @functools.cache
 def chip(device: torch.device) -> Chip:
     """The GPU as plans see it. Clusters are counted with the most shared memory a CTA can have."""
-    _make_current(device)
+    make_current(device)
     properties = torch.cuda.get_device_properties(device)
     major, minor = properties.major, properties.minor
     arch = f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
@@ -117,7 +118,8 @@ def chip(device: torch.device) -> Chip:
     bare = Chip(arch, properties.multi_processor_count, shared)
     if not bare.is_hopper_or_later:
         return bare
-    probe = driver.CUkernel(int(jit.kernel("probe.cu", "probe<0>", arch).handle))
+    with beside_capture():
+        probe = driver.CUkernel(int(jit.kernel("probe.cu", "probe<0>", arch).handle))
     clusters = []
     for size in _CLUSTER_SIZES:
         plan = Plan("probe.cu", "probe<0>", "probe", size, 32, size, shared_bytes=shared)
@@ -127,6 +129,22 @@ def chip(device: torch.device) -> Chip:
         if count:
             clusters.append((size, count))
     return Chip(arch, bare.sms, shared, tuple(clusters))
+
+
+@contextmanager
+def beside_capture():
+    """Within it, this thread may do what is no part of a graph that is captured: load a kernel, wait for a copy."""
+    mode = _exchange_capture_mode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        yield
+    finally:
+        _exchange_capture_mode(mode)
+
+
+def _exchange_capture_mode(mode):
+    error, before = driver.cuThreadExchangeStreamCaptureMode(mode)
+    raise_error(error)
+    return before
 
 
 @functools.cache
@@ -183,7 +201,7 @@ def _allow_shared(kernel, plan: Plan, device: torch.device) -> None:
         raise_error(error)
 
 
-def _make_current(device: torch.device):
+def make_current(device: torch.device):
     """The device's primary context, current in this thread: the driver needs one, and PyTorch makes it lazily."""
     with torch.cuda.device(device):
         error, context = driver.cuDevicePrimaryCtxRetain(device.index)
