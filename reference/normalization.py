@@ -39,7 +39,7 @@ def layernorm_fwd(input, weight, bias, eps, quantizer=None, sm_margin=0, zero_ce
     first = x[:, :1]
     mu = first + (x - first).mean(-1, keepdim=True)
     variance = (x - mu).square().mean(-1, keepdim=True)
-    rsigma = 1 / (variance + eps).sqrt()
+    rsigma = _inverse_root(variance + eps)
     y = (x - mu) * rsigma * _gain(weight, zero_centered_gamma)
     if bias is not None:
         y = y + bias.flatten().float()
@@ -61,7 +61,7 @@ def rmsnorm_fwd(input, weight, eps, quantizer=None, sm_margin=0, zero_centered_g
     tensors.norm_forward("rmsnorm_fwd", input, weight, None, eps=eps, quantizer=quantizer,
                          sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
     x = _rows(input)
-    rsigma = 1 / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    rsigma = _inverse_root(x.square().mean(-1, keepdim=True) + eps)
     y = x * rsigma * _gain(weight, zero_centered_gamma)
     return _output(y, input, quantizer), None, rsigma.flatten()
 
@@ -150,6 +150,11 @@ def _output(y: Tensor, input: Tensor, quantizer):
         return replace(quantize(y.view(input.shape), quantizer), dtype=input.dtype)
     rounded = y.to(input.dtype).view(input.shape)
     return rounded if quantizer is None else quantize(rounded, quantizer)
+
+
+def _inverse_root(values):
+    """1/√values in float32. PyTorch's own root of float32 is one step off for some values on a CPU."""
+    return 1 / values.double().sqrt().float()
 
 
 def _gain(weight: Tensor, zero_centered: bool) -> Tensor:

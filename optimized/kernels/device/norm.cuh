@@ -82,4 +82,15 @@ struct Slots {
   }
 };
 
-__device__ __forceinline__ float reciprocal_root(float v) { return __frcp_rn(__fsqrt_rn(v)); }
+// Statistics of a row and y of x of type X, rounded as often as the reference's: of y only where it stays float32, so that
+// the same statistics give the same y, of which an amax is the largest.
+__device__ __forceinline__ float mean_of(float sum, float inverse_cols, float first) {
+  return __fadd_rn(first, __fmul_rn(sum, inverse_cols));
+}
+__device__ __forceinline__ float rsigma_of(float square, float inverse_cols, float eps) {
+  return __frcp_rn(__fsqrt_rn(__fadd_rn(__fmul_rn(square, inverse_cols), eps)));
+}
+template <class X>
+__device__ __forceinline__ float gained(float normal, float gain, float offset) {
+  return sizeof(X) == 4 ? __fadd_rn(__fmul_rn(normal, gain), offset) : fmaf(normal, gain, offset);
+}

@@ -33,25 +33,17 @@ struct Parameters {
   }
 };
 
-// y of eight neighbours in a row, with the operations of HeldRows, so that it is the same wherever it is made.
-template <class Gamma, class Parameters>
-__device__ __forceinline__ Floats<kRun> scaled(const Floats<kRun>& x, float mu, float r, const Parameters& parameters) {
-  const Floats<kRun> g = widen(parameters.gamma), b = widen(parameters.beta);
-  Floats<kRun> y;
-#pragma unroll
-  for (int i = 0; i < kRun; ++i) y[i] = fmaf((x[i] - mu) * r, Gamma::gain(g[i]), b[i]);
-  return y;
-}
-
-// The same of a row whose statistics are in memory, rounded to Y: `count` of the eight are there, zeros stand for the
-// others.
+// y of eight neighbours in a row whose statistics are in memory, with the operations of HeldRows and rounded to Y:
+// `count` of the eight are there, zeros stand for the others.
 template <class Norm, class Gamma, class Fill, class Y, class X>
 __device__ __forceinline__ Vec<Y, kRun> normed_run(const NormQuantize& a, i64 row, int count, const Vec<X, kRun>& x,
                                                    const Parameters<Norm, typename Gamma::type, Fill>& parameters) {
   const float r = count ? __ldcg(a.rsigma + row) : 0.f, mu = Norm::kCentered && count ? __ldcg(a.mu + row) : 0.f;
-  Floats<kRun> y = scaled<Gamma>(widen(x), mu, r, parameters);
+  const Floats<kRun> v = widen(x), g = widen(parameters.gamma), b = widen(parameters.beta);
+  Floats<kRun> y;
 #pragma unroll
-  for (int i = 0; i < kRun; ++i) y[i] = (Fill::kWhole ? count : i < count) ? y[i] : 0.f;
+  for (int i = 0; i < kRun; ++i)
+    y[i] = (Fill::kWhole ? count : i < count) ? gained<X>((v[i] - mu) * r, Gamma::gain(g[i]), b[i]) : 0.f;
   Vec<Y, kRun> rounded;
   narrow(y, rounded);
   return rounded;
@@ -67,9 +59,9 @@ struct NormedTileOf : Base {
     const i64 row = this->first_row + Base::top(), column = this->first_col + Base::left();
     this->columns = min(i64(kRun), max(i64(0), a.cols - column));
     this->rows = this->columns ? min(i64(kRun), max(i64(0), a.rows - row)) : 0;
-using Fill = typename Base::fill;
+    using Fill = typename Base::fill;
     const Parameters<Norm, typename Gamma::type, Fill> parameters(a, column, this->columns);
-Vec<X, kRun> x[kRun];
+    Vec<X, kRun> x[kRun];
 #pragma unroll
     for (int i = 0; i < kRun; ++i)
       x[i] = load_run<X, Fill>(a.x, (row + i) * a.pitch + column, this->in_row(i), a.aligned);

@@ -19,14 +19,14 @@ __device__ __forceinline__ float row_sum(Scope& scope, const Vec<X, N> (&row)[V]
 
 // y = (x - mu) * rsigma * g + b of neighbours in a row from `column` on, with mu = 0 and b = 0 for RMSNorm and
 // g = Gamma::gain(gamma).
-template <class Norm, class Gamma, int N>
-__device__ __forceinline__ Floats<N> normed(const Forward& a, i64 column, const Floats<N>& x, float mu, float r) {
+template <class Norm, class Gamma, class X, int N>
+__device__ __forceinline__ Floats<N> normed(const Forward& a, i64 column, const Vec<X, N>& values, float mu, float r) {
   using P = typename Gamma::type;
-  const Floats<N> g = widen(load<P, N>(a.gamma, column));
+  const Floats<N> x = widen(values), g = widen(load<P, N>(a.gamma, column));
   Floats<N> y, b = Floats<N>::filled(-0.f);  // -0 adds nothing, +0 would turn -0 into +0
   if (Norm::kCentered && a.beta) b = widen(load<P, N>(a.beta, column));
 #pragma unroll
-  for (int i = 0; i < N; ++i) y[i] = fmaf((x[i] - mu) * r, Gamma::gain(g[i]), b[i]);
+  for (int i = 0; i < N; ++i) y[i] = gained<X>((x[i] - mu) * r, Gamma::gain(g[i]), b[i]);
   return y;
 }
 
@@ -86,9 +86,9 @@ struct HeldRows {
       scope.open();
 
       if constexpr (Norm::kCentered)
-        mu += a.inverse_cols * row_sum(scope, x, vectors, mu, [](float d, float s) { return s + d; });
+        mu = mean_of(row_sum(scope, x, vectors, mu, [](float d, float s) { return s + d; }), a.inverse_cols, mu);
       const float square = row_sum(scope, x, vectors, mu, [](float d, float s) { return fmaf(d, d, s); });
-      const float r = reciprocal_root(fmaf(square, a.inverse_cols, a.eps));
+      const float r = rsigma_of(square, a.inverse_cols, a.eps);
 
       if constexpr (Output::kTakesY)
 #pragma unroll
@@ -97,7 +97,7 @@ struct HeldRows {
           if (!Output::kTogether && !here) continue;
           Floats<N> y = {};
           if (!Output::kTogether || here)
-            y = normed<Norm, Gamma>(a, column(v), widen(x[v]), mu, r);
+            y = normed<Norm, Gamma>(a, column(v), x[v], mu, r);
           output.put(a, row, column(v), y, here);
         }
       if (scope.lane() == 0 && span.reports() && valid) {
@@ -127,7 +127,7 @@ struct HeldRows {
 #pragma unroll
       for (int v = 0; v < V; ++v)
         if (v < vectors)
-          output.put(a, row, column(v), normed<Norm, Gamma>(a, column(v), widen(x[v]), mu, r), true);
+          output.put(a, row, column(v), normed<Norm, Gamma>(a, column(v), x[v], mu, r), true);
     }
   }
 };
@@ -165,15 +165,15 @@ struct WalkedRows {
       float mu = 0.f;
       if constexpr (Norm::kCentered) {
         mu = float(x[0]);
-        mu += sum_of(mu, [](float d, float s) { return s + d; }) * a.inverse_cols;
+        mu = mean_of(sum_of(mu, [](float d, float s) { return s + d; }), a.inverse_cols, mu);
       }
       const float square = sum_of(mu, [](float d, float s) { return fmaf(d, d, s); });
-      const float r = reciprocal_root(fmaf(square, a.inverse_cols, a.eps));
+      const float r = rsigma_of(square, a.inverse_cols, a.eps);
 
       if constexpr (Output::kTakesY)
         for (int v = threadIdx.x; v < vectors; v += Threads)
           output.put(a, row, i64(v) * N,
-                     normed<Norm, Gamma>(a, i64(v) * N, widen(load<X, N>(x, i64(v) * N)), mu, r), true);
+                     normed<Norm, Gamma>(a, i64(v) * N, load<X, N>(x, i64(v) * N), mu, r), true);
       if (threadIdx.x == 0) {
         a.rsigma[row] = r;
         if (Norm::kCentered) a.mu[row] = mu;
