@@ -4,12 +4,11 @@ import pytest
 import torch
 
 import reference
-from harness import parity, pipelines, plots_pipelines
+from harness import parity, pipeline_sweeps, pipelines, plots_pipelines
 from harness.case_run import CaseRun
 from harness.cases import Case, family_of
 from harness.guards import same_bits
 from harness.implementations import IMPLEMENTATIONS, suited
-from harness.pipeline_sweeps import pipelines as sweep
 from harness.pipelines import ResidualBlock, function_of
 from harness.tests import synthetic
 
@@ -88,10 +87,10 @@ def test_cases_that_there_are_not(shape, dtype, recipe, options, words):
 
 
 def test_the_sweep_is_that_of_the_targets():
-    shapes = {case.shape for case in sweep() if case.recipe == "none" and case.dtype == "bf16"}
+    shapes = {case.shape for case in pipeline_sweeps.pipelines() if case.recipe == "none" and case.dtype == "bf16"}
     assert shapes == {(tokens, hidden) for tokens in (2048, 4096, 8192, 16384) for hidden in (2048, 4096, 8192)}
-    assert {case.recipe for case in sweep()} == set(RECIPES)
-    case, names = sweep()[0], list(IMPLEMENTATIONS)
+    assert {case.recipe for case in pipeline_sweeps.pipelines()} == set(RECIPES)
+    case, names = pipeline_sweeps.pipelines()[0], list(IMPLEMENTATIONS)
     assert suited(case, names, asked=True) == [name for name in names if name != "cublas"]
     assert suited(case, names, asked=False) == ["compiled", "optimized", "unfused", "eager", "copy"]
 
@@ -108,7 +107,7 @@ def test_rows_say_how_quantized_operands_are_multiplied():
 
 def test_the_report_draws_what_is_fused_and_compares(tmp_path):
     cases = {}
-    for case in sweep()[:2] + sweep()[-3:-2]:
+    for case in pipeline_sweeps.pipelines()[:2] + pipeline_sweeps.pipelines()[-3:-2]:
         row = synthetic.gpu_row(case, "optimized")
         times = {"optimized": 70.0, "unfused": 90.0, "compiled": 80.0, "eager": 100.0}
         cases[case.name] = {name: row | {"implementation": name, "graph_us": {"median": took}}
@@ -121,16 +120,16 @@ def test_the_report_draws_what_is_fused_and_compares(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_parity_on_a_gpu(recipe):
+@pytest.mark.parametrize("case", [*(Case("residual_block", (512, 1024), "bf16", recipe) for recipe in RECIPES),
+                                  *pipeline_sweeps.edge()], ids=lambda case: case.name)
+def test_parity_on_a_gpu(case):
     from harness.tests.gpu import compile_ahead_of
     from optimized.launch import allocator
 
-    case = Case("residual_block", (512, 1024), "bf16", recipe)
     compile_ahead_of(*(lambda name=name: IMPLEMENTATIONS[name].prepare(case, None)(
         family_of("residual_block").make(case, "cuda", 0)) for name in ("optimized", "unfused")))
     for name in ("optimized", "unfused", "eager", "compiled"):
-        if recipe == "none" or name in ("optimized", "unfused"):
+        if case.recipe == "none" or name in ("optimized", "unfused"):
             function = IMPLEMENTATIONS[name].prepare(case, None)
             hook = allocator if name in ("optimized", "unfused") else None
             verdict = parity.check(case, function, "cuda", twin=name == "optimized", allocator=hook)
