@@ -10,23 +10,24 @@ from typing import Any
 import torch
 from torch.nn import Parameter, functional
 
-from harness.cases.base import Call, Case
-from harness.cases.pipelines import EPS
+from harness.cases.base import DTYPES, Call, Case
+from harness.cases.pipelines import EPS, FAMILIES
 from reference import ops, recipes
 
 FUNCTIONS = ("residual_block",)
 NOTE = "operands are quantized, then dequantized and multiplied in bf16"
 RECIPES = {"none": None, "fp8_delayed": recipes.DelayedScaling(), "fp8_current": recipes.Float8CurrentScaling(),
            "mxfp8": recipes.MXFP8BlockScaling(), "nvfp4": recipes.NVFP4BlockScaling()}
-SETTLING = 3
-"""Steps after which delayed scaling has scales that fit the values."""
+SETTLING, SETTLING_SEED = 3, 1_000_004
+"""Steps after which delayed scaling has scales that fit the values; of values that no other call has."""
 
 
 class ResidualBlock:
     """RMSNorm, BasicLinear, ConstantScale, AddExtraInput(in_place=True) on one table, forward and backward.
 
     Made for one size and recipe; the parameters are those of the call. Delayed scaling takes its scales in SETTLING
-    steps at the first call, and keeps them: a call then is a step less the update between two.
+    steps at the first call, from values of SETTLING_SEED, so that they are the same whatever the calls bring, and keeps
+    them: a call then is a step less the update between two.
     """
 
     def __init__(self, kernels: ModuleType, fuse: bool = True):
@@ -36,14 +37,25 @@ class ResidualBlock:
         """y, which is the residual, and the gradients of x, gamma and weight."""
         if self.pipeline is None:
             self.pipeline = residual_block(self.kernels, weight.shape[0], scale, weight.dtype, self.fuse)
-        if self.given is not weight:
-            norm, linear, *_ = self.pipeline
-            self.parameters, self.given = (Parameter(gamma), Parameter(weight)), weight
-            norm.weight, linear.weight = self.parameters
-            for _ in range(SETTLING if recipe == "fp8_delayed" and self.pipeline.training else 0):
-                self._step(x, residual.clone(), dy, recipe)
+            if recipe == "fp8_delayed":
+                self._settle(x, recipe)
             self.pipeline.eval()
+        if self.given is not weight:
+            self._take(gamma, weight)
         return residual, *self._step(x, residual.detach(), dy, recipe)
+
+    def _settle(self, like, recipe):
+        (dtype,) = (name for name, each in DTYPES.items() if each == like.dtype)
+        call = FAMILIES["residual_block"].make(Case("residual_block", like.shape, dtype), like.device, SETTLING_SEED)
+        x, residual, gamma, weight, dy, _ = call.args
+        self._take(gamma, weight)
+        for _ in range(SETTLING):
+            self._step(x, residual.detach(), dy, recipe)
+
+    def _take(self, gamma, weight):
+        norm, linear, *_ = self.pipeline
+        self.parameters, self.given = (Parameter(gamma), Parameter(weight)), weight
+        norm.weight, linear.weight = self.parameters
 
     def _step(self, x, residual, dy, recipe):
         x, chosen = x.detach().requires_grad_(), RECIPES[recipe]

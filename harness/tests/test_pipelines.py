@@ -45,6 +45,13 @@ def test_a_call_can_be_repeated_and_given_other_tensors(recipe):
         assert (scales != 1).all() and function.pipeline[1]._state.step == pipelines.SETTLING - 1
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_values_of_an_earlier_call_leave_no_trace(recipe):
+    case, function = Case("residual_block", (512, 256), "bf16", recipe), ResidualBlock(reference)
+    verdict = parity.check(case, lambda call: function(*call.args, **call.kwargs), "cpu")
+    assert verdict.ok, verdict.reason
+
+
 def test_unfused_and_pytorch_give_the_same():
     case, call = made()
     fused = run(ResidualBlock(reference), call)
