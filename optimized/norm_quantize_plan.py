@@ -154,9 +154,9 @@ def _quantized(work: Work, part: str) -> str:
 
 def _ctas(problem: Problem, work: Work) -> int:
     """CTAs that an SM holds: as many as registers allow without spills. Checked by compiling."""
-    many = problem.norm == "LayerNorm" and work.tiles and (
-        problem.x == "f32" or not work.whole or problem.x == "f16" and problem.cols <= 128)
-    return 1 if many else 2
+    full = [problem.norm == "LayerNorm", problem.x == "f32", not work.whole].count(True) >= 2 or (
+        problem.norm == "LayerNorm" and problem.x == "f16" and problem.cols <= 128)
+    return 1 if work.tiles and full else 2
 
 
 def _rows(problem: Problem, work: Work) -> Rows:

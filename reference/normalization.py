@@ -37,9 +37,8 @@ def layernorm_fwd(input, weight, bias, eps, quantizer=None, sm_margin=0, zero_ce
                          sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
     x = _rows(input)
     first = x[:, :1]
-    mu = first + (x - first).mean(-1, keepdim=True)
-    variance = (x - mu).square().mean(-1, keepdim=True)
-    rsigma = _inverse_root(variance + eps)
+    mu = first + _mean(x - first, input.dtype)
+    rsigma = _inverse_root(_mean((x - mu).square(), input.dtype) + eps)
     y = (x - mu) * rsigma * _gain(weight, zero_centered_gamma)
     if bias is not None:
         y = y + bias.flatten().float()
@@ -61,7 +60,7 @@ def rmsnorm_fwd(input, weight, eps, quantizer=None, sm_margin=0, zero_centered_g
     tensors.norm_forward("rmsnorm_fwd", input, weight, None, eps=eps, quantizer=quantizer,
                          sm_margin=sm_margin, zero_centered_gamma=zero_centered_gamma)
     x = _rows(input)
-    rsigma = _inverse_root(x.square().mean(-1, keepdim=True) + eps)
+    rsigma = _inverse_root(_mean(x.square(), input.dtype) + eps)
     y = x * rsigma * _gain(weight, zero_centered_gamma)
     return _output(y, input, quantizer), None, rsigma.flatten()
 
@@ -150,6 +149,13 @@ def _output(y: Tensor, input: Tensor, quantizer):
         return replace(quantize(y.view(input.shape), quantizer), dtype=input.dtype)
     rounded = y.to(input.dtype).view(input.shape)
     return rounded if quantizer is None else quantize(rounded, quantizer)
+
+
+def _mean(values, dtype):
+    """Along rows. Of a float32 input, whose output keeps all digits, the sum is carried in float64 and rounded once."""
+    if dtype != torch.float32:
+        return values.mean(-1, keepdim=True)
+    return values.sum(-1, keepdim=True, dtype=torch.float64).float() * (1 / values.shape[-1])
 
 
 def _inverse_root(values):

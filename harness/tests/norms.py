@@ -1,5 +1,8 @@
 """Calls of the norms, and what they give in float64 by PyTorch's own layer_norm, rms_norm and autograd."""
 
+from contextlib import contextmanager
+from unittest import mock
+
 import torch
 from torch.nn import functional
 
@@ -30,6 +33,14 @@ def call(function, values, *, eps=1e-5, **options):
     if function in FORWARD:
         options["eps"] = eps
     return getattr(reference, function)(**values, **options)
+
+
+@contextmanager
+def sums_of(dtype):
+    """Within it the reference adds up as for an input of `dtype`."""
+    mean = reference.normalization._mean
+    with mock.patch.object(reference.normalization, "_mean", lambda values, _: mean(values, dtype)):
+        yield
 
 
 def exact(function, values, *, eps=1e-5, zero_centered_gamma=False):

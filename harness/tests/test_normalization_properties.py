@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.tests.norms import BACKWARD, DTYPES, FORWARD, assert_agrees, call, tensors
+from harness.tests.norms import BACKWARD, DTYPES, FORWARD, assert_agrees, call, sums_of, tensors
 
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed")
 given, st = hypothesis.given, hypothesis.strategies
@@ -38,14 +38,16 @@ def test_float64(function, shape, zero_centered_gamma, seed, eps):
 @quick
 @given(functions, shapes, st.fixed_dictionaries(dict.fromkeys(("x", "weight", "dz"), dtypes)), st.booleans())
 def test_one_rounding(function, shape, mixed, zero_centered_gamma):
-    """Narrow inputs give what their values give as float32, rounded once; nothing is read as another type."""
+    """Narrow inputs give what their values give as float32, with sums of the same kind, rounded once; nothing is read
+    as another type."""
     kinds = {"input": "x", "add": "x", "gamma": "weight", "bias": "weight"}
     values = {
         name: value if name in STATISTICS else value.to(mixed[kinds.get(name, name)])
         for name, value in tensors(function, shape).items()
     }
-    wide = call(function, {name: value.float() for name, value in values.items()},
-                zero_centered_gamma=zero_centered_gamma)
+    with sums_of(mixed["x"]):
+        wide = call(function, {name: value.float() for name, value in values.items()},
+                    zero_centered_gamma=zero_centered_gamma)
     kept = torch.float32
     rounded = [mixed["x"], *([mixed["weight"]] * 2 if function in BACKWARD else [kept, kept])]
     expected = [None if value is None else value.to(dtype) for value, dtype in zip(wide, rounded)]

@@ -33,7 +33,7 @@ __global__ __launch_bounds__(kThreads, 1) void norm_backward_wide(const __grid_c
   for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const float r = a.rsigma[row], mu = Norm::kCentered ? a.mu[row] : 0.f;
     const auto mean_of = [&](auto term) {
-      return a.inverse_cols * walked_sum<kThreads>(scope, vectors, [&](int v) {
+      return a.inverse_cols * walked_sum<kThreads, Each>(scope, vectors, [&](int v) {
         float s = 0.f;
         const Floats<N> x = x_at(row, v), dz = dz_at(row, v), g = gain(v);
 #pragma unroll

@@ -42,8 +42,9 @@ __device__ __forceinline__ Vec<Y, kRun> normed_run(const NormQuantize& a, i64 ro
   const Floats<kRun> v = widen(x), g = widen(parameters.gamma), b = widen(parameters.beta);
   Floats<kRun> y;
 #pragma unroll
-  for (int i = 0; i < kRun; ++i)
-    y[i] = (Fill::kWhole ? count : i < count) ? gained<X>((v[i] - mu) * r, Gamma::gain(g[i]), b[i]) : 0.f;
+  for (int i = 0; i < kRun; ++i) y[i] = gained<X>((v[i] - mu) * r, Gamma::gain(g[i]), b[i]);
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) y[i] = (Fill::kWhole ? count : i < count) ? y[i] : 0.f;
   Vec<Y, kRun> rounded;
   narrow(y, rounded);
   return rounded;

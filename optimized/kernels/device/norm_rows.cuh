@@ -1,20 +1,39 @@
 #pragma once
 #include "device/norm.cuh"
 
+// How rows of X are added up: y of a float32 row keeps all digits, and shows whether sums were rounded as the reference's.
+template <class X>
+struct Adding { using type = Each; };
+template <>
+struct Adding<float> { using type = Twofold; };
+template <class X>
+using AddOf = typename Adding<X>::type;
+
 // Sum over the row of term(x - mu), in every thread of the row.
 template <int N, int V, class X, class Scope, class Term>
 __device__ __forceinline__ float row_sum(Scope& scope, const Vec<X, N> (&row)[V], int vectors, float mu, Term term) {
-  float even = 0.f, odd = 0.f;  // two chains: half the latency
+  if constexpr (sizeof(X) == 4) {
+    float sum[2] = {};
 #pragma unroll
-  for (int v = 0; v < V; ++v)
-    if (v < vectors) {
-      const Floats<N> x = widen(row[v]);
+    for (int v = 0; v < V; ++v)
+      if (v < vectors)
 #pragma unroll
-      for (int i = 0; i < N; ++i) (i % 2 ? odd : even) = term(x[i] - mu, i % 2 ? odd : even);
-    }
-  float sum[1] = {even + odd};
-  scope.sum(sum);
-  return sum[0];
+        for (const float x : row[v].lane) Twofold::add(sum, {term(x - mu, 0.f), 0.f});
+    scope.template sum<Twofold>(sum);
+    return Twofold::total(sum);
+  } else {
+    float even = 0.f, odd = 0.f;  // two chains: half the latency
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+      if (v < vectors) {
+        const Floats<N> x = widen(row[v]);
+#pragma unroll
+        for (int i = 0; i < N; ++i) (i % 2 ? odd : even) = term(x[i] - mu, i % 2 ? odd : even);
+      }
+    float sum[1] = {even + odd};
+    scope.sum(sum);
+    return sum[0];
+  }
 }
 
 // y = (x - mu) * rsigma * g + b of neighbours in a row from `column` on, with mu = 0 and b = 0 for RMSNorm and
@@ -133,16 +152,21 @@ struct HeldRows {
 };
 
 // Sum over a row of term(vector index), the sum of a vector, in every of the CTA's threads.
-template <int Threads, class Term>
+template <int Threads, class Add, class Term>
 __device__ __forceinline__ float walked_sum(Group& scope, int vectors, Term term) {
-  float chains[4] = {};  // a quarter of the additions each: less error and latency
+  float chains[4][Add::kFloats] = {};  // a quarter of the additions each: less error and latency
   for (int first = threadIdx.x; first < vectors; first += 4 * Threads)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      if (first + i * Threads < vectors) chains[i] += term(first + i * Threads);
-  float sum[1] = {(chains[0] + chains[1]) + (chains[2] + chains[3])};
-  scope.sum(sum);
-  return sum[0];
+      if (first + i * Threads < vectors) {
+        const float of[Add::kFloats] = {term(first + i * Threads)};
+        Add::add(chains[i], of);
+      }
+  Add::add(chains[0], chains[1]);
+  Add::add(chains[2], chains[3]);
+  Add::add(chains[0], chains[2]);
+  scope.template sum<Add>(chains[0]);
+  return Add::total(chains[0]);
 }
 
 // Rows of any width: a CTA of `Threads` walks along its row once for each sum and once for the result, and finds it in
@@ -156,7 +180,7 @@ struct WalkedRows {
     for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
       const X* const x = static_cast<const X*>(a.x) + row * a.x_pitch;
       const auto sum_of = [&](float mu, auto term) {
-        return walked_sum<Threads>(scope, vectors, [&](int v) {
+        return walked_sum<Threads, AddOf<X>>(scope, vectors, [&](int v) {
           float s = 0.f;
           for (const float value : widen(load<X, N>(x, i64(v) * N)).lane) s = term(value - mu, s);
           return s;

@@ -4,14 +4,65 @@
 #include "device/ptx/cluster.cuh"
 
 // Who shares a row, and how they add up: `Lanes` of a warp, a `Group` of warps, a `Block`, a `Cluster` of CTAs. `sum`
-// leaves the total of each of K values in every thread of the row, added in an order that depends on the geometry
-// alone. `open` comes before the first sum, `close` after the last.
+// leaves the total of K values, as `Add` adds them, in every thread of the row, added in an order that depends on the
+// geometry alone. `open` comes before the first sum, `close` after the last.
 
-template <int Width>
-__device__ __forceinline__ float warp_sum(float v) {
+// Each value by itself.
+struct Each {
+  static constexpr int kFloats = 1;
+  template <int K>
+  static __device__ __forceinline__ void add(float (&v)[K], const float (&other)[K]) {
 #pragma unroll
-  for (int lane = Width / 2; lane > 0; lane /= 2) v += __shfl_xor_sync(~0u, v, lane);
-  return v;
+    for (int k = 0; k < K; ++k) v[k] += other[k];
+  }
+  // v = the total of `quads` fours; part(k, q): four of value k.
+  template <int K, class Part>
+  static __device__ __forceinline__ void add_up(float (&v)[K], int quads, Part part) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      v[k] = 0.f;
+      for (int q = 0; q < quads; ++q) {
+        const float4 p = part(k, q);
+        v[k] += (p.x + p.y) + (p.z + p.w);
+      }
+    }
+  }
+  static __device__ __forceinline__ float total(const float (&v)[1]) { return v[0]; }
+};
+
+// One value, carried in two float32 to nearly twice the digits: the sum rounded, and what that lost.
+struct Twofold {
+  static constexpr int kFloats = 2;
+  static __device__ __forceinline__ void add(float (&v)[2], const float (&other)[2]) {
+    const float sum = v[0] + other[0], part = sum - v[0];
+    v[1] = (v[1] + other[1]) + ((v[0] - (sum - part)) + (other[0] - part));
+    v[0] = sum;
+  }
+  template <class Part>
+  static __device__ __forceinline__ void add_up(float (&v)[2], int quads, Part part) {
+    v[0] = v[1] = 0.f;
+    for (int q = 0; q < quads; ++q) {
+      const float4 sum = part(0, q), lost = part(1, q);
+      add(v, {sum.x, lost.x});
+      add(v, {sum.y, lost.y});
+      add(v, {sum.z, lost.z});
+      add(v, {sum.w, lost.w});
+    }
+  }
+  static __device__ __forceinline__ float total(const float (&v)[2]) {
+    return isnan(v[1]) ? v[0] : v[0] + v[1];  // what an infinite sum lost is no number
+  }
+};
+
+template <int Width, class Add, int K>
+__device__ __forceinline__ void warp_sum(float (&v)[K]) {
+#pragma unroll
+  for (int lane = Width / 2; lane > 0; lane /= 2) {
+    float other[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) other[k] = __shfl_xor_sync(~0u, v[k], lane);
+    Add::add(v, other);
+  }
 }
 
 // T lanes of a warp own a row: no shared memory, no barrier.
@@ -29,10 +80,9 @@ struct Lanes {
   __device__ __forceinline__ void open() const {}
   __device__ __forceinline__ void close() const {}
 
-  template <int K>
+  template <class Add = Each, int K>
   __device__ __forceinline__ void sum(float (&v)[K]) {
-#pragma unroll
-    for (int k = 0; k < K; ++k) v[k] = warp_sum<T>(v[k]);
+    warp_sum<T, Add>(v);
     __syncwarp();
   }
 };
@@ -59,27 +109,20 @@ struct Group {
   __device__ __forceinline__ void open() const {}
   __device__ __forceinline__ void close() const {}
 
-  template <int K>
+  template <class Add = Each, int K>
   __device__ __forceinline__ void sum(float (&v)[K]) {
     static_assert(K <= kSums);
     const int first = slot() * quads, warp = lane() / kWarp, warps = threads / kWarp;
+    warp_sum<kWarp, Add>(v);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      v[k] = warp_sum<kWarp>(v[k]);
       float* const partial = &shared.partial[parity][k][first].x;
       if (threadIdx.x % kWarp == 0) partial[warp] = v[k];
       if (warp == warps - 1 && threadIdx.x % kWarp >= warps && threadIdx.x % kWarp < 4 * quads)
         partial[threadIdx.x % kWarp] = 0.f;  // what is left of the last four
     }
     bar_sync(1 + slot(), threads);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      v[k] = 0.f;
-      for (int q = 0; q < quads; ++q) {
-        const float4 p = shared.partial[parity][k][first + q];
-        v[k] += (p.x + p.y) + (p.z + p.w);
-      }
-    }
+    Add::add_up(v, quads, [&](int k, int q) { return shared.partial[parity][k][first + q]; });
     parity ^= 1;
   }
 };
@@ -126,9 +169,9 @@ struct Cluster : Block {
     cluster_wait();
   }
 
-  template <int K>
+  template <class Add = Each, int K>
   __device__ __forceinline__ void sum(float (&v)[K]) {
-    Group::sum(v);
+    Group::sum<Add>(v);
     const u32 place = count & 1, phase = count >> 1 & 1, size = cluster_size(), rank = cluster_rank();
     ++count;
     u64* const arrived = &shared.arrived[place];
@@ -141,9 +184,12 @@ struct Cluster : Block {
     }
     while (!mbarrier_try_wait_cluster(arrived, phase)) {}
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      v[k] = 0.f;
-      for (u32 r = 0; r < size; ++r) v[k] += shared.sums[place][k][r];
+    for (float& value : v) value = 0.f;
+    for (u32 r = 0; r < size; ++r) {
+      float of[K];
+#pragma unroll
+      for (int k = 0; k < K; ++k) of[k] = shared.sums[place][k][r];
+      Add::add(v, of);
     }
   }
 };
