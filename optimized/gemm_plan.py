@@ -9,6 +9,7 @@ import heapq
 from array import array
 from dataclasses import dataclass, replace
 
+from optimized import skinny_plan
 from optimized.linear_plan import Product
 from optimized.plan import SIZES, Chip, Plan, round_up
 
@@ -91,7 +92,7 @@ class GemmPlan:
 def takes(products: tuple[Product, ...], chip: Chip) -> bool:
     """Whether one launch does the products: 16-bit operands on 16 bytes, sums that leave as their type or as float32.
 
-    Shallow products of few tiles are left to the general path, which starts sooner.
+    Few rows of x are left to gemm_skinny.cu, shallow products of few tiles to the general path, which starts sooner.
     """
     def fits(p):
         result = p.output == p.element or p.output == "f32" and (p.a_across or not p.adds)  # wgrad adds in place
@@ -102,7 +103,8 @@ def takes(products: tuple[Product, ...], chip: Chip) -> bool:
         return p.k <= SHALLOW and -(-p.m // 64) * -(-p.n // 64) <= chip.sms
 
     capable = chip.arch == "sm_90a" and CLUSTER in dict(chip.clusters)
-    return capable and all(map(fits, products)) and not all(map(quick, products))
+    left = skinny_plan.takes(products) or all(map(quick, products))
+    return capable and all(map(fits, products)) and not left
 
 
 @functools.lru_cache(maxsize=1024)

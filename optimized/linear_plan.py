@@ -22,7 +22,8 @@ class Product:
 
     `element` is the C++ type of A and B, `output` that of C and D. `a_across`, `b_across`: whether A's neighbours in
     memory lie along m, B's along n, instead of along k. `exact`: f32 is multiplied as such, not as TF32. `aligned`:
-    every operand and every row of it begins at a multiple of 16 bytes, and D's rows end at one.
+    every operand and every row of it begins at a multiple of 16 bytes, and D's rows end at one. `vectors`: A, B and
+    their rows begin at multiples of 16 bytes, whatever C and D do.
     """
 
     m: int
@@ -35,6 +36,7 @@ class Product:
     adds: bool = False
     exact: bool = True
     aligned: bool = True
+    vectors: bool = True
 
     @property
     def simt(self) -> bool:

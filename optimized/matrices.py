@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from optimized import linear_plan as plans
+from optimized import skinny_plan
 from optimized.operands import pitch, type_of
 from optimized.plan import SIZES
 
@@ -66,9 +67,10 @@ class Operands:
         n = self.b.cols if self.b_across else self.b.rows
         given = (self.a, self.b, self.d) if self.c is None else (self.a, self.b, self.c, self.d)
         return plans.Product(m, n, k, self.a.element, self.d.element, self.a_across, self.b_across, self.c is not None,
-                             exact, self.d.whole and all(matrix.aligned for matrix in given))
+                             exact, self.d.whole and all(matrix.aligned for matrix in given),
+                             self.a.unit == self.b.unit == 16)
 
-    def scalars(self, tiling: plans.Tiling) -> tuple:
+    def scalars(self, tiling: plans.Tiling | skinny_plan.Strips) -> tuple:
         """Shape of kernels/device/gemm_general.cuh."""
         p, c = tiling.product, self.c or self.d
         run = min(4, self.d.unit // SIZES[self.d.element], c.unit // SIZES[c.element])

@@ -1,10 +1,11 @@
 """The products of linear layers: from tensors to launches.
 
-Operands are read as they lie, and never transposed in memory. On Hopper, 16-bit operands whose rows begin at multiples
-of 16 bytes and lie apart take optimized.gemm. The general path takes any shape, pitch and alignment from
-compute capability 8.0 on; it multiplies bf16 and fp16 on tensor cores, fp32 exactly, or as TF32 where
-torch.backends.cuda.matmul says so. The same bits in every run. An operand whose rows are not dense or do not lie at one
-distance from each other is copied first, one that is written copied back; a quantized operand is dequantized first.
+Operands are read as they lie, and never transposed in memory. 16-bit operands whose rows begin at multiples of 16 bytes
+take kernels/gemm_skinny.cu in forward with few rows, and else on Hopper, where they lie apart, optimized.gemm. The
+general path takes any shape, pitch and alignment from compute capability 8.0 on; it multiplies bf16 and fp16 on tensor
+cores, fp32 exactly, or as TF32 where torch.backends.cuda.matmul says so. The same bits in every run. An operand whose
+rows are not dense or do not lie at one distance from each other is copied first, one that is written copied back; a
+quantized operand is dequantized first.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from optimized import gemm, gemm_plan
+from optimized import gemm, gemm_plan, skinny_plan
 from optimized import linear_plan as plans
 from optimized.launch import Launch, allocate, chip, untraced
 from optimized.matrices import Operands, of_backward, of_forward
@@ -109,7 +110,7 @@ def planned(function: str, given, chip: Chip) -> Plan:
     if gemm_plan.takes(described, chip):
         plan = gemm.planned(described, chip).plan
     else:
-        plan = plans.general(_tiled(products, exact, chip), chip)
+        plan = _tiled(described, chip)[1]
     return replace(plan, variant=", ".join((plan.variant, *(f"{name} copied" for name in _copied(given.arguments)))))
 
 
@@ -182,8 +183,13 @@ def _prepare_backward(operands, flags) -> _Ready:
     return _Ready(launch, shapes, grad_output.dtype, _spans(grad_weight, grad_output, input, weight), live)
 
 
-def _tiled(products: tuple[Operands, ...], exact: bool, chip: Chip) -> tuple[plans.Tiling, ...]:
-    return plans.tilings(tuple(each.product(exact) for each in products), chip)
+def _tiled(products: tuple[plans.Product, ...], chip: Chip) -> tuple[tuple, Plan]:
+    """Tilings, or Strips, and the plan, on the paths whose kernels take addresses and shapes alone."""
+    if skinny_plan.takes(products):
+        strips = skinny_plan.Strips(*products)
+        return (strips,), skinny_plan.skinny(strips, chip)
+    tiled = plans.tilings(products, chip)
+    return tiled, plans.general(tiled, chip)
 
 
 def _launch(products: tuple[Operands, ...], exact: bool, device: torch.device) -> Launch:
@@ -192,9 +198,9 @@ def _launch(products: tuple[Operands, ...], exact: bool, device: torch.device) -
     here = chip(device)
     if gemm.takes(products, exact, here):
         return gemm.launch(products, device)
-    tiled = _tiled(products, exact, here)
+    tiled, plan = _tiled(tuple(each.product(exact) for each in products), here)
     scalars = sum((each.scalars(tiling) for each, tiling in zip(products, tiled)), ())
-    return Launch(plans.general(tiled, here), device, _POINTERS * len(products), scalars)
+    return Launch(plan, device, _POINTERS * len(products), scalars)
 
 
 def _check_forward(function, input, weight, residual, *, scale, in_place, out_dtype):

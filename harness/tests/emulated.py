@@ -13,9 +13,10 @@ from optimized.plan import Chip
 from reference.tensors import QuantizedTensor
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-SM_80 = Chip("sm_80", 108, 166_912)  # where every product takes the general path
+SM_80 = Chip("sm_80", 108, 166_912)  # where every product takes the general path, but for few rows of x
 PRODUCT = re.compile(r"(Simt|TensorCore)<(?:(\w+), )?(AlongK|Across), (AlongK|Across), (\d+), (\d+)>, "
                      r"(Store|ScaleAdd)<(\w+)>")
+FEW_ROWS = re.compile(r"gemm_skinny<(\w+), (1|2), (Store|ScaleAdd)<(\w+)>>")
 
 
 def at(address, rows, cols, pitch, dtype):
@@ -37,12 +38,25 @@ def demand_unit(address, pitch_bytes, rows, unit):
     assert address % unit == 0 and (rows < 2 or pitch_bytes % unit == 0)
 
 
+def multiplied(plan, scalars):
+    """The products of a plan, as PRODUCT finds them."""
+    few = FEW_ROWS.fullmatch(plan.kernel)
+    assert plan.source == ("gemm_skinny.cu" if few else "gemm_general.cu")
+    if not few:
+        return PRODUCT.findall(plan.kernel)
+    element, blocks, epilogue, output = few.groups()
+    m, n, _, a_unit, b_unit = map(int, scalars[4:9])
+    assert 0 < m <= 8 * int(blocks) and plan.grid == -(-n // (16 * int(blocks))) and a_unit == b_unit == 16
+    return [("TensorCore", element, "AlongK", "AlongK", "", "", epilogue, output)]
+
+
 class Multiplies:
-    """In the place of Launch for kernels/gemm_general.cu. `log` keeps the plan and the pointers of each call."""
+    """In the place of Launch for kernels/gemm_general.cu and gemm_skinny.cu. `log` keeps the plan and the pointers of
+    each call."""
 
     def __init__(self, log, plan, device, pointers, scalars):
         self._log, self._plan, self._scalars = log, plan, scalars
-        self._products = PRODUCT.findall(plan.kernel)
+        self._products = multiplied(plan, scalars)
         assert len(self._products) == pointers // 6 and len(scalars) == 11 * len(self._products)
         assert [type(scalar) for scalar in scalars] == ([numpy.int64] * 7 + [numpy.int32] * 4) * len(self._products)
         assert sum(int(scalars[i + 10]) for i in range(0, len(scalars), 11)) == plan.grid

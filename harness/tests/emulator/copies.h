@@ -4,6 +4,9 @@
 
 #include "device/base.cuh"
 
+// What copies may read.
+inline std::vector<std::pair<const char*, const char*>> readable;
+
 struct Copy {
   char* to;
   const char* from;
@@ -11,6 +14,8 @@ struct Copy {
   void run() const {
     if (bytes < 0 || bytes > size) die("a copy of a wrong size");
     if (uintptr_t(to) % size || (bytes && uintptr_t(from) % size)) die("a copy is misaligned");
+    const auto within = [&](auto& memory) { return memory.first <= from && from + bytes <= memory.second; };
+    if (bytes && std::none_of(readable.begin(), readable.end(), within)) die("a copy reads what is no operand");
     memset(to, 0, size);
     if (bytes) memcpy(to, from, bytes);
   }
@@ -25,6 +30,7 @@ inline void copy_async(void* to, const void* from, int size, int bytes) {
   else copy.run();
 }
 inline void copy_async_16(void* to, const void* from, int bytes) { copy_async(to, from, 16, bytes); }
+inline void copy_async_16_by_l1(void* to, const void* from, int bytes) { copy_async(to, from, 16, bytes); }
 inline void copy_async_4(void* to, const void* from, int bytes) { copy_async(to, from, 4, bytes); }
 inline void copy_async_commit() {
   groups[current].push_back(asked[current]);

@@ -1,30 +1,9 @@
 // Runs kernels/gemm_general.cu on matrices of every kind of shape, pitch and alignment; prints what is wrong.
 #include "emulator.h"
 #include "gemm_general.cu"
+#include "matrices.h"
 
-#include <random>
-
-std::mt19937 source(1);
 int wrong = 0, checked = 0;
-
-// rows x cols values within 1 of 0, NaN around them.
-template <class T>
-struct Matrix {
-  std::vector<char> memory;
-  int rows, cols, pitch, skipped;
-  Matrix(int rows, int cols, int padding, int skipped)
-      : rows(rows), cols(cols), pitch(cols + padding), skipped(skipped) {
-    memory.assign((size_t(max(rows, 1)) * max(pitch, 1) + skipped) * sizeof(T) + 128, char(0xff));
-    std::uniform_real_distribution<float> values(-1, 1);
-    for (int i = 0; i < rows; ++i)
-      for (int j = 0; j < cols; ++j) at(i, j) = T(values(source));
-  }
-  T* data() { return reinterpret_cast<T*>((uintptr_t(memory.data()) + 63) / 64 * 64) + skipped; }
-  T& at(int i, int j) { return data()[size_t(i) * pitch + j]; }
-  bool fits(int size) { return uintptr_t(data()) % size == 0 && (rows < 2 || pitch * sizeof(T) % size == 0); }
-  int unit() { return fits(16) ? 16 : fits(4) ? 4 : sizeof(T); }
-  int run() { return fits(4 * sizeof(T)) ? 4 : fits(2 * sizeof(T)) ? 2 : 1; }
-};
 
 // One product with its operands as Core takes them, and what it must give.
 template <class Core, class Epilogue, class T>
@@ -66,15 +45,6 @@ struct Product {
   }
 };
 
-template <class First, class Body>
-void launch(int grid, Body body, bool reversed) {
-  gridDim.x = grid;
-  for (int block = 0; block < grid; ++block) {
-    for (auto& mine : groups) mine.clear();
-    run_cta(block, body, reversed);
-  }
-}
-
 template <class T, template <class, class> class Core>
 void all(double allowed, double allowed_f32) {
   const int shapes[][3] = {{64, 64, 64}, {1, 1, 1}, {130, 70, 33}, {65, 129, 96}, {17, 200, 5}, {3, 5, 0}};
@@ -89,13 +59,13 @@ void all(double allowed, double allowed_f32) {
       using Wgrad = Core<Across, Across>;
       Product<Forward, ScaleAdd<T>, T> y(m, n, k, padding, skipped);
       const General forward{y.pointers(), y.shape()};
-      launch<Forward>(y.tiles(), [&] { gemm_general<Forward, ScaleAdd<T>>(forward); }, reversed);
+      launch(y.tiles(), [&] { gemm_general<Forward, ScaleAdd<T>>(forward); }, reversed);
       y.check(allowed);
       Product<Dgrad, Store<T>, T> dx(m, k, n, padding, skipped);
       Product<Wgrad, ScaleAdd<f32>, T> dw(n, k, m, padding, skipped);
       const Pair pair{{dx.pointers(), dw.pointers()}, {dx.shape(), dw.shape()}};
       const auto both = [&] { gemm_general_pair<Dgrad, Store<T>, Wgrad, ScaleAdd<f32>>(pair); };
-      launch<Dgrad>(dx.tiles() + dw.tiles(), both, !reversed);
+      launch(dx.tiles() + dw.tiles(), both, !reversed);
       dx.check(allowed);
       dw.check(allowed_f32);
     }
@@ -109,7 +79,7 @@ void long_sum() {
   source.seed(2);
   Product<Core, Store<f32>, f32> product(m, n, k, 0, 0);
   const General g{product.pointers(), product.shape()};
-  launch<Core>(product.tiles(), [&] { gemm_general<Core, Store<f32>>(g); }, false);
+  launch(product.tiles(), [&] { gemm_general<Core, Store<f32>>(g); }, false);
   double errors = 0, errors_of_chain = 0;
   uint64_t bits = 0;
   for (int i = 0; i < m; ++i)

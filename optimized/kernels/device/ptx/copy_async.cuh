@@ -15,6 +15,13 @@ __device__ __forceinline__ void copy_async_4(void* shared, const void* global, i
                : "memory");
 }
 
+// 16 by way of the L1, for what other warps of the SM ask for, too.
+__device__ __forceinline__ void copy_async_16_by_l1(void* shared, const void* global, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+               "l"(__cvta_generic_to_global(global)), "r"(bytes)
+               : "memory");
+}
+
 // What this thread has asked for since the last call becomes one group.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
