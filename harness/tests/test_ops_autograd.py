@@ -219,12 +219,18 @@ def test_compiled_code_breaks_its_graph_and_is_right(pipeline):
     assert torch.equal(found, wanted) and torch.equal(*[gradients(y.sum(), x)[0] for y in (found, wanted)])
 
 
-def test_autocast_of_torch_does_not_reach_inside():
-    pipeline, x = pipelines.sequential(pipelines.make("RLSB"), reference), draw(8, 32)
-    wanted = pipeline(x)
+@pytest.mark.parametrize("name", ["RLSB", "LSA"])
+def test_autocast_of_torch_does_not_reach_inside(name):
+    pipeline, x = pipelines.sequential(pipelines.make(name), reference), draw(8, 32)
+    residual = [torch.ones(8, 32)] * name.count("A")
+
+    def run():
+        return pipeline(x, *[each.clone() for each in residual])
+
+    wanted = run()
     grads = gradients(wanted.sum(), x, *pipeline.parameters())
     with torch.autocast("cpu", torch.bfloat16):
-        y = pipeline(x)
+        y = run()
         assert torch.equal(y, wanted) and y.dtype == torch.float32
         assert all(map(torch.equal, gradients(y.sum(), x, *pipeline.parameters()), grads))
 

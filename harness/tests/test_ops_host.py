@@ -111,11 +111,13 @@ def test_what_tests_compile_ahead_is_what_a_pipeline_launches(as_if_on_a_gpu):
         made(draw(8, SIZE), torch.randn(8, SIZE))
 
 
-def test_calls_that_a_call_costs():
+@pytest.mark.parametrize("before, most", [((), (6, 1)), ((ops.Identity,), (11, 9))], ids=["alone", "behind another"])
+def test_calls_that_a_call_costs(before, most):
     """The host's share, in calls of the project's Python functions: time is noise where others compute."""
     table = {"linear_scale_add_fwd": lambda x, weight, residual, scale: residual.add_(1),
              "linear_scale_bwd": lambda dy, x, weight, scale, **options: (dy, weight)}
-    made = ops.Sequential(ops.BasicLinear(SIZE, SIZE), ops.ConstantScale(0.5), ops.AddExtraInput(in_place=True),
+    made = ops.Sequential(*[each() for each in before], ops.BasicLinear(SIZE, SIZE), ops.ConstantScale(0.5),
+                          ops.AddExtraInput(in_place=True),
                           kernels=type("Table", (), {name: staticmethod(each) for name, each in table.items()}))
     x, residual = draw(8, SIZE), torch.randn(2, 8, SIZE)
     made(x, residual[0].clone()).sum().backward()
@@ -137,4 +139,4 @@ def test_calls_that_a_call_costs():
         y = counted(lambda given=residual[1].clone(): made(x, given))
         loss = y.sum()
         counted(loss.backward)
-    assert 0 < counts[0] <= 12 and 0 < counts[1] <= 9, counts
+    assert 0 < counts[0] <= most[0] and 0 < counts[1] <= most[1], counts

@@ -7,11 +7,12 @@ from operator import is_
 import torch
 from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled
-from torch.autograd.function import once_differentiable
 
 import reference
 from reference.arguments import kind, refuse
 from reference.ops.aliasing import check_in_place, refuse_shared
+from reference.ops.direct import Direct, applies
+from reference.ops.node import guarded, recorder
 from reference.ops.op import UNQUANTIZED
 from reference.ops.plan import Prepared, make_plan
 from reference.ops.quantizing import begin
@@ -68,12 +69,8 @@ class Node(torch.autograd.Function):
     @staticmethod
     def backward(func_ctx, grad_output, *grad_outputs):
         """Gradients of the input, the parameters and the extra inputs. Differentiable once."""
-        if is_grad_enabled():
-            return _once(func_ctx, grad_output, *grad_outputs)
-        if _is_any_autocast_enabled():
-            kinds = [each.device.type for each in (grad_output, *grad_outputs) if each is not None]
-            with torch.autocast(kinds[0] if kinds else "cpu", enabled=False):
-                return Node.backward(func_ctx, grad_output, *grad_outputs)
+        if is_grad_enabled() or _is_any_autocast_enabled():
+            return guarded(Node.backward, func_ctx, grad_output, *grad_outputs)
         call, forms, hidden = func_ctx.kept
         plan, contexts = call.plan, call.take()
         restore(contexts, func_ctx.saved_tensors, forms)
@@ -102,12 +99,7 @@ class Node(torch.autograd.Function):
         return None, *chain.from_iterable(extra_inputs), grad, *chain.from_iterable(parameters)
 
 
-_record = super(torch.autograd.Function, Node).apply  # Function.apply first looks, in Python, for what `ready` refuses
-
-
-@once_differentiable
-def _once(func_ctx, *grad_outputs):
-    return Node.backward(func_ctx, *grad_outputs)
+_record = recorder(Node)
 
 
 def _suits_fusions(grad_output, extra, hidden):
@@ -219,7 +211,8 @@ class OperationFuser:
         if call is None or not call.plan.suits(recipe, recording, given):
             run = _record if recording and any(flags) else partial(Node.forward, None)
             plan = make_plan(self, recipe, recording, flags, run)
-            call = self._prepared[recipe, recording, flags] = Prepared(plan, self._unquantized, self._no_keywords)
+            prepared = Direct if applies(plan) else Prepared
+            call = self._prepared[recipe, recording, flags] = prepared(plan, self._unquantized, self._no_keywords)
         return call
 
     def _quantizing(self, call, region, device, recomputed):

@@ -54,11 +54,16 @@ class BasicLinear(QuantizingOperation):
                                                 sequence_parallel, device)
         self.local_in_features = split.local("BasicLinear", "in_features", in_features, "row")
         self.local_out_features = split.local("BasicLinear", "out_features", out_features, "column")
-        self.accumulate_into_main_grad = accumulate_into_main_grad
+        self._accumulates = accumulate_into_main_grad
         self._rng_state_tracker = rng_state_tracker_function
         shape = (self.local_out_features, self.local_in_features)
         self.weight = torch.nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.reset_parameters()
+
+    @property
+    def accumulate_into_main_grad(self):
+        """Whether the gradient is added to weight.main_grad."""
+        return self._accumulates
 
     @property
     def tensor_parallel_mode(self):
@@ -107,7 +112,7 @@ class BasicLinear(QuantizingOperation):
         """(input and weight of the product, what backward is to have of them)."""
         weight, quantizers = self._parameters["weight"], ctx.quantizers
         learns = weight.requires_grad
-        if self.accumulate_into_main_grad and ctx.requires_grad and learns:
+        if self._accumulates and ctx.requires_grad and learns:
             self._main_grad()
         x = kept = input_
         if self.parallel.gathers_input:
@@ -127,7 +132,7 @@ class BasicLinear(QuantizingOperation):
         """Gradients of input and weight by `product`, linear_bwd or its like, with `factors` behind its operands; None
         for what is not needed."""
         x, weight = ctx.saved
-        accumulates, alone = self.accumulate_into_main_grad and x is not None, self.parallel.mode is None
+        accumulates, alone = self._accumulates and x is not None, self.parallel.mode is None
         if alone and not accumulates and x is not None and weight is not None and ctx.quantizers is UNQUANTIZED:
             return product(grad_output, x, weight, *factors)
         into = self._into_main_grad() if accumulates else {}
