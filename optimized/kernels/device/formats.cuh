@@ -85,9 +85,9 @@ struct E5M2 {
 
 // E8M0: the exponent rounded up. Zero and what is at most 2^-127 is 0; more than 2^127, and infinity, 254; NaN 255.
 __device__ __forceinline__ u32 e8m0_code(float magnitude) {
-  const u32 bits = __float_as_uint(magnitude);
-  if (bits > kExponent) return 255;
-  return bits <= 0x400000u ? 0 : min((bits + 0x7FFFFFu) >> 23, 254u);
+  const u32 bits = __float_as_uint(magnitude), up = min((bits + 0x7FFFFFu) >> 23, 254u);
+  const u32 code = bits <= 0x400000u ? 0 : up;
+  return bits > kExponent ? 255 : code;
 }
 
 __device__ __forceinline__ float e8m0_value(u32 code) {

@@ -18,7 +18,7 @@ struct Line {
 
 template <class X>
 __device__ __forceinline__ Line line_of_row(const Vec<X, kRun>& run) {
-  const Floats<kRun> v = widen_run(run);
+  const Floats<kRun> v = widen(run);
   if constexpr (sizeof(X) == 4) {
     return {v, Line::signs_of(v)};
   } else {

@@ -39,7 +39,7 @@ template <class Norm, class Gamma, class Fill, class Y, class X>
 __device__ __forceinline__ Vec<Y, kRun> normed_run(const NormQuantize& a, i64 row, int count, const Vec<X, kRun>& x,
                                                    const Parameters<Norm, typename Gamma::type, Fill>& parameters) {
   const float r = count ? __ldcg(a.rsigma + row) : 0.f, mu = Norm::kCentered && count ? __ldcg(a.mu + row) : 0.f;
-  const Floats<kRun> v = widen(x), g = widen(parameters.gamma), b = widen(parameters.beta);
+  const Floats<kRun> v = widen(x), g = widen(parameters.gamma), b = widen_singly(parameters.beta);
   Floats<kRun> y;
 #pragma unroll
   for (int i = 0; i < kRun; ++i) y[i] = gained<X>((v[i] - mu) * r, Gamma::gain(g[i]), b[i]);

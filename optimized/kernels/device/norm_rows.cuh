@@ -9,16 +9,43 @@ struct Adding<float> { using type = Twofold; };
 template <class X>
 using AddOf = typename Adding<X>::type;
 
-// Sum over the row of term(x - mu), in every thread of the row.
-template <int N, int V, class X, class Scope, class Term>
-__device__ __forceinline__ float row_sum(Scope& scope, const Vec<X, N> (&row)[V], int vectors, float mu, Term term) {
+// What a thread has of a row, less what was taken off, as float32: widened once, or, where registers do not hold that,
+// at each use.
+template <class X, int N, int V, bool Widened>
+struct Values {
+  Floats<N> value[V];
+
+  __device__ __forceinline__ Values(const Vec<X, N> (&x)[V], int vectors) {
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+      if (v < vectors) value[v] = widen(x[v]);
+  }
+  __device__ __forceinline__ void take_off(float mu) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) value[v] = less(value[v], mu);
+  }
+  __device__ __forceinline__ Floats<N> operator[](int v) const { return value[v]; }
+};
+template <class X, int N, int V>
+struct Values<X, N, V, false> {
+  const Vec<X, N> (&x)[V];
+  float off = 0.f;
+
+  __device__ __forceinline__ Values(const Vec<X, N> (&x)[V], int) : x(x) {}
+  __device__ __forceinline__ void take_off(float mu) { off = mu; }
+  __device__ __forceinline__ Floats<N> operator[](int v) const { return less(widen_singly(x[v]), off); }
+};
+
+// Sum over the row, of elements X, of term(value), in every thread of the row.
+template <int V, class X, class Row, class Scope, class Term>
+__device__ __forceinline__ float row_sum(Scope& scope, const Row& row, int vectors, Term term) {
   if constexpr (sizeof(X) == 4) {
     float sum[2] = {};
 #pragma unroll
     for (int v = 0; v < V; ++v)
       if (v < vectors)
 #pragma unroll
-        for (const float x : row[v].lane) Twofold::add(sum, {term(x - mu, 0.f), 0.f});
+        for (const float x : row[v].lane) Twofold::add(sum, {term(x, 0.f), 0.f});
     scope.template sum<Twofold>(sum);
     return Twofold::total(sum);
   } else {
@@ -26,9 +53,10 @@ __device__ __forceinline__ float row_sum(Scope& scope, const Vec<X, N> (&row)[V]
 #pragma unroll
     for (int v = 0; v < V; ++v)
       if (v < vectors) {
-        const Floats<N> x = widen(row[v]);
+        const auto x = row[v];
 #pragma unroll
-        for (int i = 0; i < N; ++i) (i % 2 ? odd : even) = term(x[i] - mu, i % 2 ? odd : even);
+        for (int i = 0; i < int(sizeof(x) / sizeof(float)); ++i)
+          (i % 2 ? odd : even) = term(x[i], i % 2 ? odd : even);
       }
     float sum[1] = {even + odd};
     scope.sum(sum);
@@ -36,16 +64,16 @@ __device__ __forceinline__ float row_sum(Scope& scope, const Vec<X, N> (&row)[V]
   }
 }
 
-// y = (x - mu) * rsigma * g + b of neighbours in a row from `column` on, with mu = 0 and b = 0 for RMSNorm and
+// y = d * rsigma * g + b of neighbours in a row from `column` on: d = x - mu, and for RMSNorm d = x and b = 0;
 // g = Gamma::gain(gamma).
-template <class Norm, class Gamma, class X, int N>
-__device__ __forceinline__ Floats<N> normed(const Forward& a, i64 column, const Vec<X, N>& values, float mu, float r) {
+template <class Norm, class X, class Gamma, int N>
+__device__ __forceinline__ Floats<N> normed(const Forward& a, i64 column, const Floats<N>& d, float r) {
   using P = typename Gamma::type;
-  const Floats<N> x = widen(values), g = widen(load<P, N>(a.gamma, column));
+  const Floats<N> g = widen(load<P, N>(a.gamma, column));
   Floats<N> y, b = Floats<N>::filled(-0.f);  // -0 adds nothing, +0 would turn -0 into +0
   if (Norm::kCentered && a.beta) b = widen(load<P, N>(a.beta, column));
 #pragma unroll
-  for (int i = 0; i < N; ++i) y[i] = gained<X>((x[i] - mu) * r, Gamma::gain(g[i]), b[i]);
+  for (int i = 0; i < N; ++i) y[i] = gained<X>(d[i] * r, Gamma::gain(g[i]), b[i]);
   return y;
 }
 
@@ -104,9 +132,13 @@ struct HeldRows {
       if constexpr (Norm::kCentered) mu = valid ? float(load<X, 1>(a.x, row * a.x_pitch).lane[0]) : 0.f;
       scope.open();
 
-      if constexpr (Norm::kCentered)
-        mu = mean_of(row_sum(scope, x, vectors, mu, [](float d, float s) { return s + d; }), a.inverse_cols, mu);
-      const float square = row_sum(scope, x, vectors, mu, [](float d, float s) { return fmaf(d, d, s); });
+      Values<X, N, V, Fill::kWhole && N * V <= 32> d(x, vectors);
+      if constexpr (Norm::kCentered) {
+        const float sum = row_sum<V, X>(scope, d, vectors, [mu](float x, float s) { return s + (x - mu); });
+        mu = mean_of(sum, a.inverse_cols, mu);
+        d.take_off(mu);
+      }
+      const float square = row_sum<V, X>(scope, d, vectors, [](float d, float s) { return fmaf(d, d, s); });
       const float r = rsigma_of(square, a.inverse_cols, a.eps);
 
       if constexpr (Output::kTakesY)
@@ -115,8 +147,7 @@ struct HeldRows {
           const bool here = v < vectors;
           if (!Output::kTogether && !here) continue;
           Floats<N> y = {};
-          if (!Output::kTogether || here)
-            y = normed<Norm, Gamma>(a, column(v), x[v], mu, r);
+          if (!Output::kTogether || here) y = normed<Norm, X, Gamma>(a, column(v), d[v], r);
           output.put(a, row, column(v), y, here);
         }
       if (scope.lane() == 0 && span.reports() && valid) {
@@ -146,7 +177,7 @@ struct HeldRows {
 #pragma unroll
       for (int v = 0; v < V; ++v)
         if (v < vectors)
-          output.put(a, row, column(v), normed<Norm, Gamma>(a, column(v), x[v], mu, r), true);
+          output.put(a, row, column(v), normed<Norm, X, Gamma>(a, column(v), less(widen(x[v]), mu), r), true);
     }
   }
 };
@@ -197,7 +228,7 @@ struct WalkedRows {
       if constexpr (Output::kTakesY)
         for (int v = threadIdx.x; v < vectors; v += Threads)
           output.put(a, row, i64(v) * N,
-                     normed<Norm, Gamma>(a, i64(v) * N, load<X, N>(x, i64(v) * N), mu, r), true);
+                     normed<Norm, X, Gamma>(a, i64(v) * N, less(widen(load<X, N>(x, i64(v) * N)), mu), r), true);
       if (threadIdx.x == 0) {
         a.rsigma[row] = r;
         if (Norm::kCentered) a.mu[row] = mu;

@@ -56,22 +56,6 @@ __device__ __forceinline__ Vec<X, kRun> load_run(const void* x, i64 element, int
   return v;
 }
 
-// By words where two neighbours make one.
-template <class X>
-__device__ __forceinline__ Floats<kRun> widen_run(const Vec<X, kRun>& run) {
-  if constexpr (sizeof(X) == 4) {
-    return widen(run);
-  } else {
-    Floats<kRun> v;
-#pragma unroll
-    for (int i = 0; i < kRun; i += 2) {
-      const float2 pair = widen_pair<X>(reinterpret_cast<const u32*>(run.lane)[i / 2]);
-      v[i] = pair.x, v[i + 1] = pair.y;
-    }
-    return v;
-  }
-}
-
 template <class Fill>
 __device__ __forceinline__ void store_run(u8* out, i64 place, u64 bytes, int count) {
   if (Fill::kWhole ? count : count == kRun && place % kRun == 0) {
@@ -130,8 +114,10 @@ struct GridMax {
 // Zeros where a padded array of scales, `blocks` for each of `lines`, holds none. By all threads of the grid, whose
 // CTAs have `threads`.
 __device__ __forceinline__ void pad_scales(u8* scales, i64 lines, i64 blocks, int threads = kThreads) {
+  constexpr u32 kCtas = 128;  // there is little to do, and many CTAs would only find out where
+  if (blockIdx.x >= kCtas) return;
   const i64 pitch = round_up(blocks, 4), behind = pitch - blocks, below = (round_up(lines, 128) - lines) * pitch;
-  const i64 first = i64(blockIdx.x) * threads + threadIdx.x, step = i64(gridDim.x) * threads;
+  const i64 first = i64(blockIdx.x) * threads + threadIdx.x, step = i64(min(gridDim.x, kCtas)) * threads;
   for (i64 i = first; i < lines * behind; i += step) scales[i / behind * pitch + blocks + i % behind] = 0;
   for (i64 i = first; i < below; i += step) scales[lines * pitch + i] = 0;
 }

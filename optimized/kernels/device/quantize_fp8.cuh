@@ -61,7 +61,7 @@ struct Fp8 {
 #pragma unroll
     for (int i = 0; i < Strip<X, Fill>::kRuns; ++i) {
       const Spot at = strip.template spot<kRun>(a, i);
-      store_run<Fill>(a.rowwise, at.place, fp8_codes<Code>(widen_run(strip.run[i]), scale), at.count);
+      store_run<Fill>(a.rowwise, at.place, fp8_codes<Code>(widen(strip.run[i]), scale), at.count);
     }
   }
   __device__ __forceinline__ void encode(const Tile<X, Fill>& tile) {

@@ -35,7 +35,7 @@ struct Mxfp8 {
       most = max(most, __shfl_xor_sync(~0u, most, 2));
       const u32 code = scale_of(__uint_as_float(most));
       const float factor = __uint_as_float(e8m0_factor(code) << 16);
-      store_run<Fill>(a.rowwise, at.place, fp8_codes<Code>(widen_run(strip.run[i]), factor), at.count);
+      store_run<Fill>(a.rowwise, at.place, fp8_codes<Code>(widen(strip.run[i]), factor), at.count);
       if (at.count && threadIdx.x % 4 == 0) a.rowwise_scales[at.scale] = code;
     }
   }

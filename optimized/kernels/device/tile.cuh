@@ -50,7 +50,7 @@ struct Tile : Lattice {
 #pragma unroll
     for (int i = 0; i < kRun; ++i) peaks.take(row[i]);
   }
-  __device__ __forceinline__ Floats<kRun> values(int i) const { return widen_run(row[i]); }
+  __device__ __forceinline__ Floats<kRun> values(int i) const { return widen(row[i]); }
 };
 
 // The same where no columnwise data is asked for.

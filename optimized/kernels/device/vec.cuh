@@ -21,6 +21,15 @@ struct Floats {
   __device__ __forceinline__ float operator[](int i) const { return lane[i]; }
 };
 
+// Each less what is given.
+template <int N>
+__device__ __forceinline__ Floats<N> less(const Floats<N>& v, float what) {
+  Floats<N> f;
+#pragma unroll
+  for (int i = 0; i < N; ++i) f[i] = v[i] - what;
+  return f;
+}
+
 template <class T, int N>
 __device__ __forceinline__ Vec<T, N> load(const void* p, i64 element) {
   return *reinterpret_cast<const Vec<T, N>*>(static_cast<const T*>(p) + element);
@@ -45,14 +54,6 @@ __device__ __forceinline__ Vec<f32, N> load_past_l1(const float* p) {
   return v;
 }
 
-template <class T, int N>
-__device__ __forceinline__ Floats<N> widen(const Vec<T, N>& v) {
-  Floats<N> f;
-#pragma unroll
-  for (int i = 0; i < N; ++i) f[i] = float(v.lane[i]);
-  return f;
-}
-
 // Two neighbours that make a word.
 template <class T>
 __device__ __forceinline__ float2 widen_pair(u32 word);
@@ -63,6 +64,31 @@ __device__ __forceinline__ float2 widen_pair<bf16>(u32 word) {
 template <>
 __device__ __forceinline__ float2 widen_pair<f16>(u32 word) {
   return __half22float2(reinterpret_cast<const __half2&>(word));
+}
+
+// One by one: what compilers rather do again than keep, where registers are short.
+template <class T, int N>
+__device__ __forceinline__ Floats<N> widen_singly(const Vec<T, N>& v) {
+  Floats<N> f;
+#pragma unroll
+  for (int i = 0; i < N; ++i) f[i] = float(v.lane[i]);
+  return f;
+}
+
+// By words where two neighbours make one: an instruction for each value instead of three for two.
+template <class T, int N>
+__device__ __forceinline__ Floats<N> widen(const Vec<T, N>& v) {
+  if constexpr (sizeof(T) == 4 || N == 1) {
+    return widen_singly(v);
+  } else {
+    Floats<N> f;
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      const float2 pair = widen_pair<T>(reinterpret_cast<const u32*>(v.lane)[i / 2]);
+      f[i] = pair.x, f[i + 1] = pair.y;
+    }
+    return f;
+  }
 }
 
 template <int N>
