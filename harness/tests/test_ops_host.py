@@ -50,6 +50,9 @@ def test_frames_between_a_pipeline_and_its_functions():
     made(draw(8, SIZE), torch.randn(8, SIZE)).sum().backward()
     assert frames.seen == {"rmsnorm_fwd": 3, "linear_scale_add_fwd": 3, "linear_fwd": 3,
                            "linear_bwd": 3, "linear_scale_bwd": 3, "rmsnorm_bwd": 2}
+    frames.seen.clear()
+    made[1:4](draw(8, SIZE), torch.randn(8, SIZE)).sum().backward()
+    assert frames.seen == {"linear_scale_add_fwd": 2, "linear_scale_bwd": 1}
 
 
 class Depths:
