@@ -8,7 +8,7 @@ from optimized.plan import Chip, Plan
 
 BLOCK_ROWS = 8  # of x, which are columns of an mma
 MAX_ROWS = 2 * BLOCK_ROWS  # half of the rows of W beside them in a CTA; with more, x would cost as much as W
-STAGES, STAGE_BYTES = 4, 6 * 16 * THREADS  # Skinny::kStages; sizeof(Skinny::Stage)
+STAGES, STAGE_BYTES = {1: 3, 2: 4}, 6 * 16 * THREADS  # Skinny::kStages by blocks; sizeof(Skinny::Stage)
 
 
 @dataclass(frozen=True)
@@ -40,5 +40,5 @@ def skinny(strips: Strips, chip: Chip) -> Plan:
     p, blocks = strips.product, strips.blocks
     epilogue = f"{'ScaleAdd' if p.adds else 'Store'}<{p.output}>"
     return Plan("gemm_skinny.cu", f"gemm_skinny<{p.element}, {blocks}, {epilogue}>",
-                f"skinny {BLOCK_ROWS * blocks}x{16 * blocks}", strips.tiles, THREADS, stages=STAGES,
-                shared_bytes=STAGES * STAGE_BYTES, programmatic=chip.is_hopper_or_later)
+                f"skinny {BLOCK_ROWS * blocks}x{16 * blocks}", strips.tiles, THREADS, stages=STAGES[blocks],
+                shared_bytes=STAGES[blocks] * STAGE_BYTES, programmatic=chip.is_hopper_or_later)

@@ -5,7 +5,7 @@
 // multiples of 16 bytes. Reads W once, n k sizeof(T) bytes, which is the floor; x, which the L2 holds, once a CTA, (C
 // once), and writes D once.
 template <class T, int Blocks, class Epilogue>
-__global__ __launch_bounds__(kThreads, 2) void gemm_skinny(const __grid_constant__ General p) {
+__global__ __launch_bounds__(kThreads, Skinny<T, Blocks>::kCtas) void gemm_skinny(const __grid_constant__ General p) {
   using Core = Skinny<T, Blocks>;
   constexpr int kStages = Core::kStages;
   wait_for_grids_in_front();

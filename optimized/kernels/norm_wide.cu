@@ -33,12 +33,10 @@ __global__ __launch_bounds__(kThreads, 1) void norm_backward_wide(const __grid_c
   for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const float r = a.rsigma[row], mu = Norm::kCentered ? a.mu[row] : 0.f;
     const auto mean_of = [&](auto term) {
-      return a.inverse_cols * walked_sum<kThreads, Each>(scope, vectors, [&](int v) {
-        float s = 0.f;
+      return a.inverse_cols * walked_sum<kThreads, Each>(scope, vectors, [&](int v, float (&sum)[1]) {
         const Floats<N> x = x_at(row, v), dz = dz_at(row, v), g = gain(v);
 #pragma unroll
-        for (int i = 0; i < N; ++i) s = term(dz[i] * (g[i] + a.gamma_offset), (x[i] - mu) * r, s);
-        return s;
+        for (int i = 0; i < N; ++i) sum[0] = term(dz[i] * (g[i] + a.gamma_offset), (x[i] - mu) * r, sum[0]);
       });
     };
     const float projection = mean_of([](float w, float normal, float s) { return fmaf(w, normal, s); });

@@ -31,6 +31,7 @@ inline void copy_async(void* to, const void* from, int size, int bytes) {
 }
 inline void copy_async_16(void* to, const void* from, int bytes) { copy_async(to, from, 16, bytes); }
 inline void copy_async_16_by_l1(void* to, const void* from, int bytes) { copy_async(to, from, 16, bytes); }
+inline void copy_async_16_of_stream(void* to, const void* from, int bytes) { copy_async(to, from, 16, bytes); }
 inline void copy_async_4(void* to, const void* from, int bytes) { copy_async(to, from, 4, bytes); }
 inline void copy_async_commit() {
   groups[current].push_back(asked[current]);

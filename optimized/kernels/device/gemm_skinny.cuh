@@ -10,7 +10,8 @@
 // its own matters to none, as long as A and B agree. Nobody else reads what a lane has copied, so that nobody waits.
 template <class T, int Blocks>
 struct Skinny {
-  static constexpr int kWarps = kThreads / kWarp, kTurn = 32, kTurns = 2 / Blocks, kStages = 4;  // turns of a stage
+  static constexpr int kWarps = kThreads / kWarp, kTurn = 32, kTurns = 2 / Blocks;  // turns of a stage
+  static constexpr int kCtas = 4 - Blocks, kStages = 2 + Blocks;  // of an SM; that its shared memory then holds
   static constexpr int kDepth = kTurns * kWarps * kTurn, kHigh = 16 * Blocks, kWide = 8 * Blocks;
   static constexpr int kPitch = kHigh + 4;  // of sums, so that lanes store to different banks
 
@@ -49,7 +50,7 @@ struct Skinny {
       constexpr int kStep = kWarps * kTurn;
       const int bytes = int(max(i64(0), min(i64(8), left - i * kStep))) * int(sizeof(T));
 #pragma unroll
-      for (int j = 0; j < 2 * Blocks; ++j) copy_async_16(&stage.turns[i].w[j][threadIdx.x], w[j] + i * kStep, bytes);
+      for (int j = 0; j < 2 * Blocks; ++j) copy_async_16_of_stream(&stage.turns[i].w[j][threadIdx.x], w[j] + i * kStep, bytes);
 #pragma unroll
       for (int j = 0; j < Blocks; ++j) copy_async_16_by_l1(&stage.turns[i].x[j][threadIdx.x], x[j] + i * kStep, bytes);
     }

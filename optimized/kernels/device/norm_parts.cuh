@@ -117,7 +117,7 @@ struct Held {
   template <class Output>
   static __device__ __forceinline__ void walk(const Forward& a, Shared& shared, Output& output) {
     Scope scope(shared, a.row_threads);
-    HeldRows<Norm, X, Gamma, N, V, Scope, Fill>(scope, a.cols).walk(a, scope, output);
+    HeldRows<Norm, X, Gamma, N, V, Scope, Fill, false>(scope, a.cols).walk(a, scope, output);
   }
 };
 template <class Norm, class X, class Gamma, int N>

@@ -39,29 +39,18 @@ struct Values<X, N, V, false> {
 // Sum over the row, of elements X, of term(value), in every thread of the row.
 template <int V, class X, class Row, class Scope, class Term>
 __device__ __forceinline__ float row_sum(Scope& scope, const Row& row, int vectors, Term term) {
-  if constexpr (sizeof(X) == 4) {
-    float sum[2] = {};
+  using Add = AddOf<X>;
+  float chains[2][Add::kFloats] = {};  // two: half the latency
 #pragma unroll
-    for (int v = 0; v < V; ++v)
-      if (v < vectors)
+  for (int v = 0; v < V; ++v)
+    if (v < vectors) {
+      const auto x = row[v];
 #pragma unroll
-        for (const float x : row[v].lane) Twofold::add(sum, {term(x, 0.f), 0.f});
-    scope.template sum<Twofold>(sum);
-    return Twofold::total(sum);
-  } else {
-    float even = 0.f, odd = 0.f;  // two chains: half the latency
-#pragma unroll
-    for (int v = 0; v < V; ++v)
-      if (v < vectors) {
-        const auto x = row[v];
-#pragma unroll
-        for (int i = 0; i < int(sizeof(x) / sizeof(float)); ++i)
-          (i % 2 ? odd : even) = term(x[i], i % 2 ? odd : even);
-      }
-    float sum[1] = {even + odd};
-    scope.sum(sum);
-    return sum[0];
-  }
+      for (int i = 0; i < int(sizeof(x) / sizeof(float)); ++i) Add::take(chains[i % 2], term, x[i]);
+    }
+  Add::add(chains[0], chains[1]);
+  scope.template sum<Add>(chains[0]);
+  return Add::total(chains[0]);
 }
 
 // y = d * rsigma * g + b of neighbours in a row from `column` on: d = x - mu, and for RMSNorm d = x and b = 0;
@@ -92,7 +81,8 @@ struct KeptRows {
 };
 
 // The rows of a grid's threads, each read once and held in registers: V vectors of N elements a thread.
-template <class Norm, class X, class Gamma, int N, int V, class Scope, class Fill>
+template <class Norm, class X, class Gamma, int N, int V, class Scope, class Fill,
+          bool Widened = Fill::kWhole && N * V <= 32>
 struct HeldRows {
   const Span<Scope, N> span;
   const Share<Scope, Fill, V> share;
@@ -132,7 +122,7 @@ struct HeldRows {
       if constexpr (Norm::kCentered) mu = valid ? float(load<X, 1>(a.x, row * a.x_pitch).lane[0]) : 0.f;
       scope.open();
 
-      Values<X, N, V, Fill::kWhole && N * V <= 32> d(x, vectors);
+      Values<X, N, V, Widened> d(x, vectors);
       if constexpr (Norm::kCentered) {
         const float sum = row_sum<V, X>(scope, d, vectors, [mu](float x, float s) { return s + (x - mu); });
         mu = mean_of(sum, a.inverse_cols, mu);
@@ -182,15 +172,16 @@ struct HeldRows {
   }
 };
 
-// Sum over a row of term(vector index), the sum of a vector, in every of the CTA's threads.
-template <int Threads, class Add, class Term>
-__device__ __forceinline__ float walked_sum(Group& scope, int vectors, Term term) {
+// Sum over a row of what take(vector index, sum) adds of a vector to a sum of zero, in every of the CTA's threads.
+template <int Threads, class Add, class Take>
+__device__ __forceinline__ float walked_sum(Group& scope, int vectors, Take take) {
   float chains[4][Add::kFloats] = {};  // a quarter of the additions each: less error and latency
   for (int first = threadIdx.x; first < vectors; first += 4 * Threads)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       if (first + i * Threads < vectors) {
-        const float of[Add::kFloats] = {term(first + i * Threads)};
+        float of[Add::kFloats] = {};
+        take(first + i * Threads, of);
         Add::add(chains[i], of);
       }
   Add::add(chains[0], chains[1]);
@@ -204,6 +195,8 @@ __device__ __forceinline__ float walked_sum(Group& scope, int vectors, Term term
 // the L1 or L2 after the first time.
 template <class Norm, class X, class Gamma, int N, int Threads>
 struct WalkedRows {
+  using Add = AddOf<X>;
+
   // As that of HeldRows.
   template <class Output>
   static __device__ __forceinline__ void walk(const Forward& a, Group& scope, Output& output) {
@@ -211,10 +204,8 @@ struct WalkedRows {
     for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
       const X* const x = static_cast<const X*>(a.x) + row * a.x_pitch;
       const auto sum_of = [&](float mu, auto term) {
-        return walked_sum<Threads, AddOf<X>>(scope, vectors, [&](int v) {
-          float s = 0.f;
-          for (const float value : widen(load<X, N>(x, i64(v) * N)).lane) s = term(value - mu, s);
-          return s;
+        return walked_sum<Threads, Add>(scope, vectors, [&](int v, float (&sum)[Add::kFloats]) {
+          for (const float value : widen(load<X, N>(x, i64(v) * N)).lane) Add::take(sum, term, value - mu);
         });
       };
       float mu = 0.f;

@@ -15,6 +15,9 @@ struct Each {
 #pragma unroll
     for (int k = 0; k < K; ++k) v[k] += other[k];
   }
+  // One more value x, as term(x, what there is).
+  template <class Term>
+  static __device__ __forceinline__ void take(float (&v)[1], Term term, float x) { v[0] = term(x, v[0]); }
   // v = the total of `quads` fours; part(k, q): four of value k.
   template <int K, class Part>
   static __device__ __forceinline__ void add_up(float (&v)[K], int quads, Part part) {
@@ -38,6 +41,8 @@ struct Twofold {
     v[1] = (v[1] + other[1]) + ((v[0] - (sum - part)) + (other[0] - part));
     v[0] = sum;
   }
+  template <class Term>
+  static __device__ __forceinline__ void take(float (&v)[2], Term term, float x) { add(v, {term(x, 0.f), 0.f}); }
   template <class Part>
   static __device__ __forceinline__ void add_up(float (&v)[2], int quads, Part part) {
     v[0] = v[1] = 0.f;

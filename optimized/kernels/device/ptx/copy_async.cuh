@@ -22,6 +22,13 @@ __device__ __forceinline__ void copy_async_16_by_l1(void* shared, const void* gl
                : "memory");
 }
 
+// 16 of what is read on and on: the L2 fetches 256 bytes at a time.
+__device__ __forceinline__ void copy_async_16_of_stream(void* shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+               "l"(__cvta_generic_to_global(global)), "r"(bytes)
+               : "memory");
+}
+
 // What this thread has asked for since the last call becomes one group.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
