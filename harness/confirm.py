@@ -18,6 +18,7 @@ from harness.device import STAMP_NS
 
 CLOCK_TOLERANCE, CLOCK_SAMPLES = 0.1, 5
 FRESH_SEED = 1_000_003  # of values that neither parity nor timing used
+LINGER_S = 0.005  # that the stream is held once all is issued: another one then has had the time to read old values
 
 
 def replayed(case: Case, call: Call, device: Any, replay: Callable[[], Any], results: tuple, *, twin=True,
@@ -75,6 +76,7 @@ def _judged(case: Case, call: Call, device: Any, run: Callable[[], tuple], twin:
     try:
         guards.refill(call, fresh)
         copies = copy.deepcopy(run())  # quantized tensors, too
+        device.rest(LINGER_S)
     finally:
         device.release()
     device.wait()

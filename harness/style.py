@@ -92,7 +92,7 @@ def plain_log(axes: Axes, which: str, low: float, high: float) -> None:
 
 def short(name: str) -> str:
     """A case's name for an axis: its options as words."""
-    return re.sub("=True|orientation=|with_|_quantization|_rounding|_scales", "", name)
+    return re.sub("=True|orientation=|format=|with_|_quantization|_rounding|_scales", "", name)
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
