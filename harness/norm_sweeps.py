@@ -1,8 +1,8 @@
-"""Cases of norms with quantized outputs, for the sweeps."""
+"""Cases of norms with quantized outputs, and of norms over hidden sizes, for the sweeps."""
 
 from collections.abc import Iterable
 
-from harness.cases import DTYPES, RECIPES, Case
+from harness.cases import DTYPES, NORMS, RECIPES, Case
 from harness.cases.base import IN_TWO, PATHS
 from harness.cases.recipes import fused_path
 
@@ -22,6 +22,7 @@ MODELS = (
 
 _TABLE = (("layernorm_fwd", "fp8_delayed"), ("rmsnorm_fwd", "fp8_delayed"), ("rmsnorm_fwd", "fp8_current"),
           ("rmsnorm_fwd", "mxfp8"), ("layernorm_fwd", "nvfp4"))
+HIDDEN_ELEMENTS = 1 << 24
 _GAIN_SHAPES = ((4096, 4096), (4096, 8192), (16384, 8192))
 _UNLISTED = ((50000, 3072), (2048, 7168), (7, 10240))
 
@@ -56,6 +57,13 @@ def norms() -> list[Case]:
         *(_case("rmsnorm_fwd", (4096, 8192), "nvfp4", options) for options in (_SQUARES, _STOCHASTIC, _ROTATED)),
         *(_case("rmsnorm_fwd", (4096, 8192), recipe, _COLUMN) for recipe in QUANTIZED),
     ]))
+
+
+def hidden() -> list[Case]:
+    """A fine grid of hidden sizes, multiples of 8 from 64 to 65,536, three to a doubling, with as many rows as make
+    2^24 elements: 155 bf16 cases in which no size should fall out of line."""
+    sizes = [8 * round(8 * 2 ** (i / 3)) for i in range(31)]
+    return [Case(function, (-(-HIDDEN_ELEMENTS // size), size)) for function in NORMS for size in sizes]
 
 
 def edge() -> list[Case]:

@@ -51,9 +51,9 @@ def speedup(cases: Cases) -> Figure | None:
 
 
 def percent_of_limit(cases: Cases) -> Figure | None:
-    """Percent of the limit over hidden size, a panel a function, a series a number of rows; beside each,
-    dashed, the copy of the same bytes. Plain bf16 cases of 4 MB and more that are no products; of the row counts, those with the
-    most cases."""
+    """Percent of the limit over hidden size, a panel a function, a series a number of rows; beside each, dashed, the
+    copy of the same bytes. Plain bf16 cases of 4 MB and more that are no products; of the row counts, those with the
+    most hidden sizes, and one series of all where each size has its own."""
     found = [
         of
         for of in cases.values()
@@ -67,19 +67,18 @@ def percent_of_limit(cases: Cases) -> Figure | None:
     grouped = _by_function(found)
     if not grouped:
         return None
-    counts = sorted(
-        count for count, _ in Counter(_rows_hidden(of)[0] for of in found).most_common(len(style.MARKERS))
-    )
+    sizes = Counter(rows for rows, _ in set(map(_rows_hidden, found)))
+    apart = len(sizes) > 1 and max(sizes.values()) == 1
+    counts = [None] if apart else sorted(count for count, _ in sizes.most_common(len(style.MARKERS)))
     hidden = [_rows_hidden(of)[1] for of in found]
     figure, axes = style.panels(len(grouped), sharey=True)
     for index, count in enumerate(counts):
-        axes[0].plot([], [], label=f"{count} rows", **style.look(index))
+        axes[0].plot([], [], label="rows for each size" if apart else f"{count} rows", **style.look(index))
     axes[0].plot([], [], ls="--", color=style.GREY, label="copy of the same bytes")
     for panel, (function, members) in zip(axes, grouped.items()):
         for index, count in enumerate(counts):
-            _limit_lines(
-                panel, sorted((of for of in members if _rows_hidden(of)[0] == count), key=_order), index
-            )
+            line = [of for of in members if count in (None, _rows_hidden(of)[0])]
+            _limit_lines(panel, sorted(line, key=_order), index)
         panel.axhline(100, color=style.INK, lw=0.8)
         style.hidden_axis(panel, hidden)
         panel.set(

@@ -52,7 +52,7 @@ def unlisted() -> list[Case]:
 
 
 linear, pipelines = linear_sweeps.linear, pipeline_sweeps.pipelines
-quantize, norms = quantization_sweeps.quantize, norm_sweeps.norms
+quantize, norms, hidden = quantization_sweeps.quantize, norm_sweeps.norms, norm_sweeps.hidden
 
 
 def edge() -> list[Case]:
@@ -63,13 +63,13 @@ def edge() -> list[Case]:
 
 def everything() -> list[Case]:
     """All cases of all sweeps, each once."""
-    sweeps = smoke, llm, unlisted, norms, quantize, linear, pipelines, edge
+    sweeps = smoke, llm, unlisted, norms, hidden, quantize, linear, pipelines, edge
     return list(dict.fromkeys(case for sweep in sweeps for case in sweep()))
 
 
 SWEEPS: dict[str, Callable[[], list[Case]]] = {
     "smoke": smoke, "llm": llm, "unlisted": unlisted, "norms": norms, "quantize": quantize, "linear": linear,
-    "pipelines": pipelines, "edge": edge, "all": everything,
+    "pipelines": pipelines, "hidden": hidden, "edge": edge, "all": everything,
 }
 """Name of a sweep -> the function that lists its cases."""
 

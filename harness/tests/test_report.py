@@ -6,6 +6,7 @@ import pytest
 
 from harness import report, rows, table
 from harness.report import compose, write
+from harness.sweeps import sweep
 from harness.tests import synthetic
 
 GPU_FIGURES = ("speedup", "percent_of_limit", "products", "time_against_bytes", "error", "against_peers")
@@ -170,6 +171,20 @@ def test_spread_is_half_the_range_of_the_replicates():
     assert table.spread(row | {"replicates": {"graph_us": [99.0, 100.0, 101.0]}}) == pytest.approx(1.0)
     for alone in (None, {}, {"graph_us": [5.0]}, {"warm_us": [1.0, 2.0]}):
         assert table.spread(row | {"replicates": alone}) is None
+
+
+def test_a_grid_of_hidden_sizes_is_one_line():
+    """Where each size has its own number of rows; else a line for each number of rows with the most sizes."""
+    from harness import plots
+
+    def lines(name):
+        cases = {row["case"]: {"optimized": row} for row in synthetic.gpu_rows(name) if row["implementation"] == "optimized"}
+        panel = plots.percent_of_limit(cases).axes[1]
+        return [line for line in panel.lines if len(line.get_xdata()) > 2]
+
+    grid = {case.hidden for case in sweep("hidden")}
+    (line,) = lines("hidden")
+    assert list(line.get_xdata()) == sorted(grid) and len(lines("llm")) > 1
 
 
 def test_bars_of_the_speedup_figure_have_the_interval_of_the_replicates():

@@ -1,6 +1,7 @@
 """Sweeps hold what they promise, and filters pick from them."""
 
 import csv
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +72,15 @@ def test_edge_has_every_mix_of_dtypes():
         assert len(mixes) == len(DTYPES) ** 2
     assert len({(case.dtype, case.option("gamma_dtype", case.dtype), case.option("dz_dtype", case.dtype))
                 for case in cases if "_bwd" in case.function}) == len(DTYPES) ** 3
+
+
+def test_hidden_is_a_grid_without_gaps():
+    cases = sweep("hidden")
+    sizes = sorted({case.hidden for case in cases})
+    assert (sizes[0], sizes[-1]) == (64, 65_536) and all(size % 8 == 0 for size in sizes)
+    assert all(1.15 < wider / size < 1.35 for size, wider in zip(sizes, sizes[1:]))
+    assert all(functions(case for case in cases if case.hidden == size) == set(NORMS) for size in sizes)
+    assert all(1 << 24 <= math.prod(case.shape) < (1 << 24) + case.hidden for case in cases)
 
 
 def test_all_holds_each_case_of_each_sweep_once():
