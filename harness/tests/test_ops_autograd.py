@@ -3,6 +3,7 @@
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -219,8 +220,9 @@ def test_compiled_code_breaks_its_graph_and_is_right(pipeline):
     assert torch.equal(found, wanted) and torch.equal(*[gradients(y.sum(), x)[0] for y in (found, wanted)])
 
 
+@pytest.mark.parametrize("others", [False, True], ids=["its device", "other devices, too"])
 @pytest.mark.parametrize("name", ["RLSB", "LSA"])
-def test_autocast_of_torch_does_not_reach_inside(name):
+def test_autocast_of_torch_does_not_reach_inside(name, others):
     pipeline, x = pipelines.sequential(pipelines.make(name), reference), draw(8, 32)
     residual = [torch.ones(8, 32)] * name.count("A")
 
@@ -229,10 +231,22 @@ def test_autocast_of_torch_does_not_reach_inside(name):
 
     wanted = run()
     grads = gradients(wanted.sum(), x, *pipeline.parameters())
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16), autocast_of("cuda", others):
         y = run()
         assert torch.equal(y, wanted) and y.dtype == torch.float32
         assert all(map(torch.equal, gradients(y.sum(), x, *pipeline.parameters()), grads))
+        assert torch.is_autocast_enabled("cpu") and torch.is_autocast_enabled("cuda") == others
+
+
+@contextmanager
+def autocast_of(device, enabled):
+    """torch.autocast on a machine that may lack the device."""
+    before = torch.is_autocast_enabled(device)
+    torch.set_autocast_enabled(device, enabled)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, before)
 
 
 def test_parameters_that_are_swapped_for_a_call():

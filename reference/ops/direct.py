@@ -2,7 +2,7 @@
 
 import torch
 from torch import is_grad_enabled
-from torch._C import _is_any_autocast_enabled
+from torch._C import _DisableAutocast, _is_any_autocast_enabled
 
 from reference.ops.aliasing import refuse_shared
 from reference.ops.basic import AddExtraInput
@@ -20,7 +20,7 @@ class LinearScaleAdd(torch.autograd.Function):
     def forward(func_ctx, call, residual, x, weight):
         """linear_scale_add_fwd; gives back the residual."""
         if _is_any_autocast_enabled():
-            with torch.autocast(x.device.type, enabled=False):
+            with _DisableAutocast():
                 return LinearScaleAdd.forward(func_ctx, call, residual, x, weight)
         kernels, scale = call.kernels, call.factor.saved.scale
         try:

@@ -6,7 +6,7 @@ from operator import is_
 
 import torch
 from torch import Tensor, is_grad_enabled
-from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled
+from torch._C import _are_functorch_transforms_active, _DisableAutocast, _is_any_autocast_enabled
 
 import reference
 from reference.arguments import kind, refuse
@@ -34,7 +34,7 @@ class Node(torch.autograd.Function):
         comes first.
         """
         if _is_any_autocast_enabled():
-            with torch.autocast(tensors[call.input].device.type, enabled=False):
+            with _DisableAutocast():
                 return Node.forward(func_ctx, call, *tensors)
         contexts, x, outputs = call.take(), tensors[call.input], ()
         try:

@@ -12,9 +12,8 @@ def recorder(node):
 
 
 def guarded(backward, func_ctx, *grads):
-    """`backward`, differentiable once, and out of the reach of torch.autocast."""
+    """`backward`, differentiable once, and out of the reach of torch.autocast, whichever devices it is for."""
     if torch.is_grad_enabled():
         return once_differentiable(backward)(func_ctx, *grads)
-    kinds = [each.device.type for each in grads if each is not None]
-    with torch.autocast(kinds[0] if kinds else "cpu", enabled=False):
+    with torch._C._DisableAutocast():
         return backward(func_ctx, *grads)
