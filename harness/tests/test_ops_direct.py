@@ -27,6 +27,16 @@ class Halved(ops.BasicLinear):
         return x / 2, weight, saved
 
 
+class Doubled(ops.FusedOperation):
+    """Passes on another gradient, too."""
+
+    def __init__(self, *, add):
+        super().__init__((add,))
+
+    def fuser_backward(self, basic_op_ctxs, grad_output, *, basic_op_grad_extra_outputs):
+        return 2 * grad_output, [()], [(grad_output,)]
+
+
 def pipeline(linear=ops.BasicLinear, add=ops.AddExtraInput, fuse=True, **options):
     torch.manual_seed(0)
     return ops.Sequential(linear(SIZE, SIZE, **options), ops.ConstantScale(0.5), add(in_place=True), fuse=fuse)
@@ -65,6 +75,21 @@ def test_every_call_chooses_anew():
     assert not is_direct(made(x, residual.clone()))
     with pytest.raises(TypeError, match="depth given"):
         ops.OperationFuser(list(pipeline()))(x, residual, basic_op_kwargs=[{}, {}, {"depth": 3}])
+
+
+def test_a_fusion_of_the_last_operation_alone_is_tried():
+    made, x = pipeline(), draw(SIZE, SIZE)
+
+    def gradient():
+        y = made(x, torch.ones(SIZE, SIZE))
+        return is_direct(y), torch.autograd.grad(y.sum(), x)[0]
+
+    (_, before), registered = gradient(), ops.register_backward_fusion({"add": ops.AddExtraInput}, Doubled)
+    try:
+        direct, found = gradient()
+    finally:
+        registered.remove()
+    assert not direct and torch.equal(found, 2 * before) and gradient()[0]
 
 
 def test_a_gradient_that_goes_elsewhere_takes_the_general_node():

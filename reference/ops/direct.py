@@ -65,4 +65,4 @@ def applies(plan):
     return (plan.recipe is None and plan.requires[1:] == (True, True)
             and linear.parallel.mode is None and not linear.accumulate_into_main_grad
             and type(linear).operands is BasicLinear.operands and type(linear).gradients is BasicLinear.gradients
-            and type(add).fuser_backward is AddExtraInput.fuser_backward)
+            and backward[-1] is add and type(add).fuser_backward is AddExtraInput.fuser_backward)
