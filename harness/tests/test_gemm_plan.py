@@ -161,6 +161,21 @@ def test_the_sums_of_parts_are_nobody_elses_before_both_launches(monkeypatch):
     assert alive == [True, True] and given[0]() is None
 
 
+@pytest.mark.parametrize("n, path", [(1008, "gemm.cu"), (1004, "gemm_general.cu"), (1003, "gemm_general.cu")])
+def test_results_whose_rows_end_between_16_bytes_take_the_general_path(n, path):
+    """Though they begin on them: the copy engine fills the last unit that it stores up, and writes behind the row."""
+    def pitched(rows, cols, dtype=torch.bfloat16):
+        return torch.empty(rows, -(-cols // 8) * 8 + 8, dtype=dtype, device="meta")[:, :cols]
+
+    x, w, c = pitched(700, 512), pitched(n, 512), pitched(700, n)
+    assert optimized.fused.plan_of("linear_scale_add_fwd", x, w, c, 0.5, chip=H200).source == path
+    dy, w, x = pitched(700, 1024), pitched(1024, n), pitched(700, n)
+    options = {"input_requires_grad": False, "chip": H200}
+    for dtype, whole in ((torch.bfloat16, path), (torch.float32, path if n % 4 else "gemm.cu")):
+        buffer = pitched(1024, n, dtype)
+        assert optimized.linear.plan_of("linear_bwd", dy, x, w, grad_weight=buffer, **options).source == whole
+
+
 def test_a_plan_names_the_operands_that_are_copied():
     x, w = (torch.empty(rows, 4096, dtype=torch.bfloat16, device="meta") for rows in (512, 4096))
     plan_of = optimized.linear.plan_of
