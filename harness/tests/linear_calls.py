@@ -57,6 +57,21 @@ def exact(function, call, grad_weight=None):
     return scale * (dy @ w), dw if grad_weight is None else dw + grad_weight.double()
 
 
+def results(package, function, call, **options):
+    """What a function of `package` gives, as a tuple."""
+    found = getattr(package, function)(**call, **options)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def assert_fills(package, function, call, buffer, accumulates):
+    """Backward's weight gradient goes into `buffer`, to what is there or in its place; and autograd is told."""
+    expected, version = exact(function, call, buffer.clone() if accumulates else None), buffer._version
+    dx, dw = results(package, function, call, grad_weight=buffer, accumulate_into_grad_weight=accumulates)
+    assert dw is buffer and buffer._version > version
+    assert_near(dx, expected[0])
+    assert_near(dw, expected[1])
+
+
 def assert_near(found, expected, dtype=None, roundings=1):
     """Within `roundings` of the dtype, relative to the largest of the row, and what float32 sums lose."""
     assert found.shape == expected.shape

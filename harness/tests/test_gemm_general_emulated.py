@@ -1,15 +1,9 @@
 """The kernels of the general path, run by a C++ compiler on the CPU: every shape, pitch, alignment and way to lie."""
 
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 
-from optimized.jit import KERNELS
+from harness.tests.emulation import emulate, needs_compiler, with_mistake
 
-EMULATOR = Path(__file__).parent / "emulator"
-COMPILER = shutil.which("g++")
 # Element, core, tile, and what the results, and those of backward's float32 buffer, may be off by.
 KINDS = {
     "bf16": ("bf16", "Bf16", 64, 64, 4e-3, 1e-5), "bf16 large": ("bf16", "Bf16", 128, 128, 4e-3, 1e-5),
@@ -31,19 +25,13 @@ MISTAKES = {
     "sums a span twice": (SIMT, ", sum[i][4 * j + c] = 0", ""),
 }
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ was not found")
+pytestmark = needs_compiler
 
 
-def run(kind, folder, kernels=KERNELS):
-    """Exit code and output of the emulated kernels."""
+def run(kind, folder, **kernels):
     names = ("ELEMENT", "CORE", "TILE_M", "TILE_N", "ALLOWED", "ALLOWED_F32")
-    defined = [f"-D{name}={value}" for name, value in zip(names, KINDS[kind])]
-    defined.append(f"-DEXACT={int(kind.startswith('fp32'))}")
-    program = folder / "emulated"
-    subprocess.run([COMPILER, "-std=c++20", "-O1", "-w", f"-I{EMULATOR}", f"-I{kernels}", *defined,
-                    EMULATOR / "gemm_general.cpp", "-o", program], check=True, capture_output=True, text=True)
-    done = subprocess.run([program], capture_output=True, text=True, timeout=300)
-    return done.returncode, done.stdout
+    defined = dict(zip(names, KINDS[kind])) | {"EXACT": int(kind.startswith("fp32"))}
+    return emulate("gemm_general.cpp", defined, folder, **kernels)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -54,13 +42,8 @@ def test_every_product_is_right(kind, tmp_path):
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found(mistake, tmp_path):
-    file, old, new = MISTAKES[mistake]
-    kernels = tmp_path / "kernels"
-    shutil.copytree(KERNELS, kernels)
-    source = (kernels / file).read_text()
-    assert old in source
-    (kernels / file).write_text(source.replace(old, new, 1))
-    assert run("fp32 64x64" if file == SIMT else "bf16", tmp_path, kernels)[0] != 0
+    kind = "fp32 64x64" if MISTAKES[mistake][0] == SIMT else "bf16"
+    assert run(kind, tmp_path, kernels=with_mistake(MISTAKES[mistake], tmp_path))[0] != 0
 
 
 def test_exact_float32_does_not_depend_on_the_tile(tmp_path):

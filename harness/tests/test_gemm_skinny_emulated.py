@@ -1,15 +1,9 @@
 """The kernel for few rows of x, run by a C++ compiler on the CPU: every number of rows, tails of K, any pitch."""
 
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 
-from optimized.jit import KERNELS
+from harness.tests.emulation import emulate, needs_compiler, with_mistake
 
-EMULATOR = Path(__file__).parent / "emulator"
-COMPILER = shutil.which("g++")
 ALLOWED = {"bf16": 4e-3, "f16": 6e-4}
 CORE, KERNEL = "device/gemm_skinny.cuh", "gemm_skinny.cu"
 MISTAKES = {
@@ -30,17 +24,11 @@ MISTAKES = {
                                  "const int k = (warp ^ (Blocks - 1)) * kTurn + 8 * t;"),
 }
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ was not found")
+pytestmark = needs_compiler
 
 
-def run(element, folder, kernels=KERNELS):
-    """Exit code and output of the emulated kernel."""
-    defined = f"-DELEMENT={element}", f"-DALLOWED={ALLOWED[element]}"
-    program = folder / "emulated"
-    subprocess.run([COMPILER, "-std=c++20", "-O1", "-w", f"-I{EMULATOR}", f"-I{kernels}", *defined,
-                    EMULATOR / "gemm_skinny.cpp", "-o", program], check=True, capture_output=True, text=True)
-    done = subprocess.run([program], capture_output=True, text=True, timeout=300)
-    return done.returncode, done.stdout
+def run(element, folder, **kernels):
+    return emulate("gemm_skinny.cpp", {"ELEMENT": element, "ALLOWED": ALLOWED[element]}, folder, **kernels)
 
 
 @pytest.mark.parametrize("element", ALLOWED)
@@ -52,10 +40,4 @@ def test_every_product_is_right(element, tmp_path):
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found(mistake, tmp_path):
-    file, old, new = MISTAKES[mistake]
-    kernels = tmp_path / "kernels"
-    shutil.copytree(KERNELS, kernels)
-    source = (kernels / file).read_text()
-    assert source.count(old) == 1
-    (kernels / file).write_text(source.replace(old, new))
-    assert run("bf16", tmp_path, kernels)[0] != 0
+    assert run("bf16", tmp_path, kernels=with_mistake(MISTAKES[mistake], tmp_path))[0] != 0

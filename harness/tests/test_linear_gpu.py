@@ -10,7 +10,9 @@ from harness import linear_sweeps, parity
 from harness.cases import PRODUCTS, Case
 from harness.tests.emulated import SM_80
 from harness.tests.gpu import compile_ahead, made
-from harness.tests.linear_calls import BACKWARD, DTYPES, FUNCTIONS, LAYOUTS, assert_near, exact, lay, operands
+from harness.tests.linear_calls import (
+    BACKWARD, DTYPES, FUNCTIONS, LAYOUTS, assert_fills, assert_near, exact, lay, operands, results
+)
 from optimized import products
 from optimized.launch import allocator
 from optimized.operands import Prepared
@@ -45,11 +47,6 @@ def path(request, monkeypatch):
     return request.param
 
 
-def results(function, call, **options):
-    found = getattr(optimized, function)(**call, **options)
-    return found if isinstance(found, tuple) else (found,)
-
-
 def run(case, call):
     found = getattr(optimized, case.function)(*call.args, **call.kwargs)
     return found if isinstance(found, tuple) else (found,)
@@ -71,7 +68,7 @@ def test_every_layout_gives_the_same(function, dtype, layout, path):
     for m, n, k in ((70, 136, 264), (33, 47, 61), (256, 128, 512), (0, 8, 16), (8, 0, 16), (8, 16, 0)):
         call = operands(function, m, n, k, dtype, layout=layout, device=DEVICE)
         expected = exact(function, call)
-        for one, other in zip(results(function, call), expected, strict=True):
+        for one, other in zip(results(optimized, function, call), expected, strict=True):
             assert one.dtype == dtype
             assert_near(one, other)
 
@@ -82,9 +79,9 @@ def test_every_layout_gives_the_same(function, dtype, layout, path):
 def test_the_same_bits_in_every_run(function, dtype, size, path):
     call = operands(function, *size, dtype, device=DEVICE)
     options = {"in_place": False} if function == "linear_scale_add_fwd" else {}
-    first = results(function, call, **options)
+    first = results(optimized, function, call, **options)
     for _ in range(20):
-        assert all(map(torch.equal, results(function, call, **options), first))
+        assert all(map(torch.equal, results(optimized, function, call, **options), first))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -105,9 +102,9 @@ def test_residual_is_overwritten_and_returned(layout, shape, dtype, path):
     call = operands("linear_scale_add_fwd", *shape, dtype, layout=layout, device=DEVICE)
     (expected,), residual = exact("linear_scale_add_fwd", call), call["residual"]
     before, version = residual.clone(), residual._version
-    (apart,) = results("linear_scale_add_fwd", call, in_place=False)
+    (apart,) = results(optimized, "linear_scale_add_fwd", call, in_place=False)
     assert torch.equal(residual, before) and residual._version == version
-    (output,) = results("linear_scale_add_fwd", call)
+    (output,) = results(optimized, "linear_scale_add_fwd", call)
     assert output is residual and residual._version > version
     assert_near(residual, expected)
     assert torch.equal(apart, residual)
@@ -123,24 +120,19 @@ def test_given_grad_weight(function, layout, kind, accumulates, path):
         start = torch.randn(size[1:], device=DEVICE)
         start = start if accumulates else start.fill_(float("nan"))
         buffer = lay(start.to(kind), layout)
-        expected = exact(function, call, buffer.clone() if accumulates else None)
-        version = buffer._version
-        dx, dw = results(function, call, grad_weight=buffer, accumulate_into_grad_weight=accumulates)
-        assert dw is buffer and buffer._version > version
-        assert_near(dx, expected[0])
-        assert_near(dw, expected[1])
+        assert_fills(optimized, function, call, buffer, accumulates)
 
 
 @pytest.mark.parametrize("function", BACKWARD)
 def test_gradients_that_are_not_required(function, path):
     call = operands(function, 300, 128, 256, torch.bfloat16, device=DEVICE)
-    dx, dw = results(function, call)
+    dx, dw = results(optimized, function, call)
     for dropped in ({}, {"input": None}):
-        found, none = results(function, call | dropped, weight_requires_grad=False)
+        found, none = results(optimized, function, call | dropped, weight_requires_grad=False)
         assert none is None
         assert_near(found, dx.double())
     for dropped in ({}, {"weight": None}):
-        none, found = results(function, call | dropped, input_requires_grad=False)
+        none, found = results(optimized, function, call | dropped, input_requires_grad=False)
         assert none is None
         assert_near(found, dw.double())
 
@@ -152,7 +144,7 @@ def test_quantized_operands(function, quantizer, path):
     names = [name for name in ("grad_output", "input", "weight") if name in call]
     quantized = call | {name: optimized.quantize(call[name], quantizer) for name in names}
     expected = exact(function, quantized)
-    for one, other in zip(results(function, quantized), expected, strict=True):
+    for one, other in zip(results(optimized, function, quantized), expected, strict=True):
         assert_near(one, other)
 
 
@@ -199,11 +191,11 @@ def test_no_short_cut_hides_a_nan(scale, size, path):
 def test_in_a_graph_and_on_another_stream(function, size, path):
     """Values change between replays; what was in the residual does, too."""
     call = operands(function, *size, torch.bfloat16, device=DEVICE)
-    results(function, call)
+    results(optimized, function, call)
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.graph(graph, stream=stream):
-        captured = results(function, call)
+        captured = results(optimized, function, call)
     for seed in (1, 2):
         fresh = operands(function, *size, torch.bfloat16, seed=seed, device=DEVICE)
         for name, value in fresh.items():
@@ -243,8 +235,7 @@ def test_the_reference_is_near_on_a_gpu():
     for function in FUNCTIONS:
         call = operands(function, 300, 200, 400, torch.bfloat16, device=DEVICE)
         expected = exact(function, call)
-        found = getattr(reference, function)(**call)
-        for one, other in zip(found if isinstance(found, tuple) else (found,), expected):
+        for one, other in zip(results(reference, function, call), expected):
             assert_near(one, other, roundings=4)
 
 

@@ -7,17 +7,12 @@ import optimized
 import reference
 from harness.tests.emulated import launched  # noqa: F401 - a fixture
 from harness.tests.linear_calls import (
-    BACKWARD, DTYPES, FORWARD, FUNCTIONS, LAYOUTS, POINTWISE, assert_near, exact, lay, operands
+    BACKWARD, DTYPES, FORWARD, FUNCTIONS, LAYOUTS, POINTWISE, assert_fills, assert_near, exact, lay, operands, results
 )
 from optimized.launch import allocator
 from reference.quantizers import Float8CurrentScalingQuantizer, MXFP8Quantizer
 
 SHAPES = ((5, 7, 9), (64, 64, 64), (1, 16, 8), (3, 1, 1), (0, 4, 8), (4, 0, 8), (4, 8, 0), (33, 130, 70))
-
-
-def results(function, call, **options):
-    found = getattr(optimized, function)(**call, **options)
-    return found if isinstance(found, tuple) else (found,)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -29,7 +24,7 @@ def test_every_layout_gives_the_same(function, dtype, layout, launched):
         expected = exact(function, call)
         for _ in range(2):
             again = call | ({"residual": lay(call["residual"].clone(), layout)} if "residual" in call else {})
-            for one, other in zip(results(function, again), expected, strict=True):
+            for one, other in zip(results(optimized, function, again), expected, strict=True):
                 assert one.dtype == dtype
                 assert_near(one, other)
 
@@ -39,14 +34,14 @@ def test_every_layout_gives_the_same(function, dtype, layout, launched):
 def test_ranks(function, leading, launched):
     call = operands(function, 0, 8, 16, leading=leading)
     expected = exact(function, call)
-    for one, other in zip(results(function, call), expected, strict=True):
+    for one, other in zip(results(optimized, function, call), expected, strict=True):
         assert_near(one, other)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_one_launch(function, launched):
     for times in (1, 2, 3):
-        results(function, operands(function, 5, 7, 9))
+        results(optimized, function, operands(function, 5, 7, 9))
         assert len(launched) == times
 
 
@@ -60,7 +55,7 @@ def test_every_output_comes_from_the_hook(function, launched):
 
     options = {"in_place": False} if function == "linear_scale_add_fwd" else {}
     with allocator(allocate):
-        found = results(function, operands(function, 5, 7, 9), **options)
+        found = results(optimized, function, operands(function, 5, 7, 9), **options)
     assert [id(each) for each in found] == [id(each) for each in given]
 
 
@@ -70,9 +65,9 @@ def test_residual_is_overwritten_and_returned(layout, leading, launched):
     call = operands("linear_scale_add_fwd", 4, 6, 8, torch.bfloat16, leading=leading, layout=layout)
     (expected,), residual = exact("linear_scale_add_fwd", call), call["residual"]
     before, version = residual.clone(), residual._version
-    (apart,) = results("linear_scale_add_fwd", call, in_place=False)
+    (apart,) = results(optimized, "linear_scale_add_fwd", call, in_place=False)
     assert torch.equal(residual, before) and residual._version == version
-    (output,) = results("linear_scale_add_fwd", call)
+    (output,) = results(optimized, "linear_scale_add_fwd", call)
     assert output is residual and residual._version > version
     assert_near(residual, expected)
     assert torch.equal(apart, residual)
@@ -83,7 +78,7 @@ def test_in_place_residual_that_requires_a_gradient(launched):
     for layout in ("contiguous", "transposed"):
         call = operands("linear_scale_add_fwd", 4, 6, 8, layout=layout)
         call["residual"].requires_grad_()
-        (output,) = results("linear_scale_add_fwd", call)
+        (output,) = results(optimized, "linear_scale_add_fwd", call)
         assert output is call["residual"] and output.is_leaf and output._version > 0
 
 
@@ -91,7 +86,7 @@ def test_a_use_that_backward_needs_is_found_out(launched):
     call = operands("linear_scale_add_fwd", 4, 6, 8)
     a = torch.ones(4, 6, requires_grad=True)
     needed = a * call["residual"]
-    results("linear_scale_add_fwd", call)
+    results(optimized, "linear_scale_add_fwd", call)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         needed.sum().backward()
 
@@ -104,12 +99,7 @@ def test_given_grad_weight(function, layout, kind, accumulates, launched):
     call = operands(function, 9, 6, 10, torch.bfloat16)
     start = torch.randn(6, 10) if accumulates else torch.full((6, 10), float("nan"))
     buffer = lay(start.to(kind), layout)
-    expected = exact(function, call, buffer.clone() if accumulates else None)
-    version = buffer._version
-    dx, dw = results(function, call, grad_weight=buffer, accumulate_into_grad_weight=accumulates)
-    assert dw is buffer and buffer._version > version
-    assert_near(dx, expected[0])
-    assert_near(dw, expected[1])
+    assert_fills(optimized, function, call, buffer, accumulates)
 
 
 @pytest.mark.parametrize("function", BACKWARD)
@@ -118,24 +108,24 @@ def test_gradients_that_are_not_required(function, launched):
     dx, dw = exact(function, call)
     buffer = torch.full((6, 10), float("nan"))
     for dropped in ({}, {"input": None}):
-        found, none = results(function, call | dropped, weight_requires_grad=False, grad_weight=buffer)
+        found, none = results(optimized, function, call | dropped, weight_requires_grad=False, grad_weight=buffer)
         assert none is None and buffer.isnan().all() and buffer._version == 0
         assert_near(found, dx)
     for dropped in ({}, {"weight": None}):
-        none, found = results(function, call | dropped, input_requires_grad=False)
+        none, found = results(optimized, function, call | dropped, input_requires_grad=False)
         assert none is None
         assert_near(found, dw)
     assert not any("pair" in plan.kernel for plan, _ in launched)
-    assert results(function, call, input_requires_grad=False, weight_requires_grad=False) == (None, None)
+    assert results(optimized, function, call, input_requires_grad=False, weight_requires_grad=False) == (None, None)
 
 
 @pytest.mark.parametrize("function", BACKWARD)
 def test_no_rows(function, launched):
     call = operands(function, 0, 6, 10)
-    dx, dw = results(function, call)
+    dx, dw = results(optimized, function, call)
     assert dx.shape == (0, 10) and torch.equal(dw, torch.zeros(6, 10))
     kept = torch.tensor([-0.0, float("nan")] * 30).view(6, 10)
-    _, dw = results(function, call, grad_weight=kept.clone(), accumulate_into_grad_weight=True)
+    _, dw = results(optimized, function, call, grad_weight=kept.clone(), accumulate_into_grad_weight=True)
     assert torch.equal(dw.view(torch.int32), kept.view(torch.int32)), "unchanged, to the bit"
 
 
@@ -146,18 +136,18 @@ def test_quantized_operands(function, quantizer, launched):
     names = [name for name in ("grad_output", "input", "weight") if name in call]
     quantized = call | {name: reference.quantize(call[name], quantizer) for name in names}
     expected = exact(function, quantized)
-    for one, other in zip(results(function, quantized), expected, strict=True):
+    for one, other in zip(results(optimized, function, quantized), expected, strict=True):
         assert one.dtype == torch.bfloat16
         assert_near(one, other)
     if function in BACKWARD:
-        assert results(function, quantized, weight_requires_grad=False)[1] is None
+        assert results(optimized, function, quantized, weight_requires_grad=False)[1] is None
 
 
 @pytest.mark.parametrize("out_dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_out_dtype(dtype, out_dtype, launched):
     call = operands("linear_fwd", 5, 7, 9, dtype)
-    (output,) = results("linear_fwd", call, out_dtype=out_dtype)
+    (output,) = results(optimized, "linear_fwd", call, out_dtype=out_dtype)
     assert output.dtype == out_dtype
     assert_near(output, exact("linear_fwd", call)[0])
 
@@ -165,17 +155,17 @@ def test_out_dtype(dtype, out_dtype, launched):
 def test_overlap_is_found_though_a_call_like_it_was_prepared(launched):
     call = operands("linear_scale_add_fwd", 8, 8, 8)
     memory = torch.randn(4, 8, 8)
-    results("linear_scale_add_fwd", call | {"residual": memory[0]})
+    results(optimized, "linear_scale_add_fwd", call | {"residual": memory[0]})
     for name in ("input", "weight"):
         with pytest.raises(ValueError, match=f"residual.*overlaps {name}"):
-            results("linear_scale_add_fwd", call | {"residual": memory[0], name: memory[0]})
+            results(optimized, "linear_scale_add_fwd", call | {"residual": memory[0], name: memory[0]})
     columns = torch.randn(8, 16)
     for _ in range(2):
-        results("linear_scale_add_fwd", call | {"residual": columns[:, :8], "input": columns[:, 8:]})
+        results(optimized, "linear_scale_add_fwd", call | {"residual": columns[:, :8], "input": columns[:, 8:]})
     with pytest.raises(ValueError, match="overlaps grad_output"):
         gradient = operands("linear_bwd", 8, 8, 8)
-        results("linear_bwd", gradient, grad_weight=memory[1])
-        results("linear_bwd", gradient | {"grad_output": memory[1]}, grad_weight=memory[1])
+        results(optimized, "linear_bwd", gradient, grad_weight=memory[1])
+        results(optimized, "linear_bwd", gradient | {"grad_output": memory[1]}, grad_weight=memory[1])
 
 
 @pytest.mark.parametrize("function", ("linear_scale_add_fwd", "linear_scale_bwd"))
@@ -184,7 +174,7 @@ def test_scales_share_what_is_prepared(function, scale, launched):
     for each in (scale, 1.0):
         call = operands(function, 5, 7, 9) | {"scale": each}
         expected = exact(function, call)
-        for one, other in zip(results(function, call), expected):
+        for one, other in zip(results(optimized, function, call), expected):
             torch.testing.assert_close(one.double(), other.float().double(), rtol=1e-3, atol=1e-3)
     assert len({id(plan) for plan, _ in launched}) == 1
 
@@ -193,22 +183,22 @@ def test_scales_share_what_is_prepared(function, scale, launched):
 def test_bad_scale_is_refused_though_a_call_like_it_was_prepared(scale, launched):
     for function in ("linear_scale_add_fwd", "linear_scale_bwd"):
         call = operands(function, 5, 7, 9)
-        results(function, call)
+        results(optimized, function, call)
         before = call.get("residual", torch.zeros(1)).clone()
         with pytest.raises((TypeError, ValueError), match=f"{function}: scale"):
-            results(function, call | {"scale": scale})
+            results(optimized, function, call | {"scale": scale})
         assert torch.equal(call.get("residual", torch.zeros(1)), before)
 
 
 @pytest.mark.parametrize("function", FORWARD)
 def test_flags_and_dtypes_are_not_taken_for_their_equals(function, launched):
     call = operands(function, 5, 7, 9)
-    results(function, call)
+    results(optimized, function, call)
     wrong = {"out_dtype": "float32"} if function == "linear_fwd" else {"in_place": 1}
     with pytest.raises(TypeError, match=f"{function}: {next(iter(wrong))}"):
-        results(function, call, **wrong)
+        results(optimized, function, call, **wrong)
     with pytest.raises(TypeError, match="residual is a NoneType"):
-        results("linear_scale_add_fwd", operands("linear_scale_add_fwd", 5, 7, 9) | {"residual": None})
+        results(optimized, "linear_scale_add_fwd", operands("linear_scale_add_fwd", 5, 7, 9) | {"residual": None})
 
 
 @pytest.fixture
@@ -221,9 +211,9 @@ def tf32():
 
 def test_tf32_only_where_it_is_asked_for(launched, tf32):
     call = operands("linear_fwd", 300, 300, 300)
-    results("linear_fwd", call)
+    results(optimized, "linear_fwd", call)
     tf32()
-    results("linear_fwd", call)
+    results(optimized, "linear_fwd", call)
     kernels = [plan.kernel for plan, _ in launched]
     assert "Simt" in kernels[0] and "TensorCore<f32" in kernels[1]
 
@@ -262,12 +252,12 @@ def test_a_tensor_without_memory_is_refused_by_name(function, launched):
     call = operands(function, 8, 16, 32) if function in FUNCTIONS else {"input": torch.ones(8, 16)}
     call |= {"constant_scale": {"scale": 0.5}, "add": {"other": torch.ones(8, 16)}}.get(function, {})
     for name in [name for name, value in call.items() if isinstance(value, torch.Tensor)]:
-        results(function, call)
+        results(optimized, function, call)
         times = len(launched)
         with pytest.raises(TypeError, match=f"{function}: {name} is a Wrapped without memory"):
-            results(function, call | {name: Wrapped(call[name])})
+            results(optimized, function, call | {name: Wrapped(call[name])})
         assert len(launched) == times
     first, value = next(iter(call.items()))
     options = {"in_place": False} if function == "linear_scale_add_fwd" else {}
     with pytest.raises(TypeError, match=f"{function}: {first} is .* without memory"):
-        torch.func.vmap(lambda t: results(function, call | {first: t}, **options))(torch.stack([value, value]))
+        torch.func.vmap(lambda t: results(optimized, function, call | {first: t}, **options))(torch.stack([value, value]))

@@ -4,16 +4,11 @@ import pytest
 import torch
 
 import reference
-from harness.tests.linear_calls import BACKWARD, DTYPES, FUNCTIONS, SCALE, assert_near, exact, lay, operands
+from harness.tests.linear_calls import BACKWARD, DTYPES, FUNCTIONS, SCALE, assert_near, exact, lay, operands, results
 from reference.quantizers import Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer
 
 SHAPES = ((5, 7, 9), (64, 48, 200), (1, 16, 8), (3, 1, 1), (0, 4, 8), (4, 0, 8), (4, 8, 0))
 ROUNDINGS = {"linear_fwd": 1, "linear_scale_add_fwd": 4, "linear_bwd": 1, "linear_scale_bwd": 3}
-
-
-def results(function, call, **options):
-    found = getattr(reference, function)(**call, **options)
-    return found if isinstance(found, tuple) else (found,)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -23,7 +18,7 @@ def test_products(function, dtype, layout):
     for m, n, k in SHAPES:
         call = operands(function, m, n, k, dtype, layout=layout)
         expected = exact(function, call)
-        for one, other in zip(results(function, call), expected, strict=True):
+        for one, other in zip(results(reference, function, call), expected, strict=True):
             assert one.dtype == dtype and not one.requires_grad
             assert_near(one, other, roundings=ROUNDINGS[function])
 
@@ -34,7 +29,7 @@ def test_it_is_the_gradient_that_autograd_has(function):
     x, w = call["input"].clone().requires_grad_(), call["weight"].clone().requires_grad_()
     y = torch.nn.functional.linear(x, w) * call.get("scale", 1.0)
     expected = torch.autograd.grad(y, (x, w), call["grad_output"])
-    for one, other in zip(results(function, call), expected):
+    for one, other in zip(results(reference, function, call), expected):
         torch.testing.assert_close(one, other)
 
 
@@ -54,7 +49,7 @@ def test_fused_backward_is_the_composition():
     call = operands("linear_scale_bwd", 33, 20, 70, torch.bfloat16)
     scaled = reference.constant_scale(call["grad_output"], SCALE)
     expected = reference.linear_bwd(scaled, call["input"], call["weight"])
-    assert all(map(torch.equal, results("linear_scale_bwd", call), expected))
+    assert all(map(torch.equal, results(reference, "linear_scale_bwd", call), expected))
 
 
 @pytest.mark.parametrize("function", BACKWARD)
@@ -64,7 +59,7 @@ def test_given_grad_weight(function, kind, accumulates):
     call = operands(function, 9, 6, 10, torch.bfloat16)
     buffer = lay((torch.randn(6, 10) if accumulates else torch.full((6, 10), float("nan"))).to(kind), "pitched")
     expected, version = exact(function, call, buffer.clone() if accumulates else None), buffer._version
-    _, dw = results(function, call, grad_weight=buffer, accumulate_into_grad_weight=accumulates)
+    _, dw = results(reference, function, call, grad_weight=buffer, accumulate_into_grad_weight=accumulates)
     assert dw is buffer and buffer._version > version
     assert_near(dw, expected[1], torch.bfloat16, roundings=3)
 
@@ -72,10 +67,10 @@ def test_given_grad_weight(function, kind, accumulates):
 @pytest.mark.parametrize("function", BACKWARD)
 def test_gradients_that_are_not_required(function):
     call, buffer = operands(function, 9, 6, 10), torch.full((6, 10), float("nan"))
-    dx, dw = results(function, call)
-    found, none = results(function, call | {"input": None}, weight_requires_grad=False, grad_weight=buffer)
+    dx, dw = results(reference, function, call)
+    found, none = results(reference, function, call | {"input": None}, weight_requires_grad=False, grad_weight=buffer)
     assert none is None and torch.equal(found, dx) and buffer.isnan().all()
-    none, found = results(function, call | {"weight": None}, input_requires_grad=False)
+    none, found = results(reference, function, call | {"weight": None}, input_requires_grad=False)
     assert none is None and torch.equal(found, dw)
 
 
@@ -89,7 +84,7 @@ def test_quantized_operands_are_those_that_they_stand_for(function, quantizer):
     twice = [call | tensors, call | {name: tensor.dequantize() for name, tensor in tensors.items()}]
     if "residual" in call:
         twice = [each | {"residual": call["residual"].clone()} for each in twice]
-    assert all(map(torch.equal, *(results(function, each) for each in twice)))
+    assert all(map(torch.equal, *(results(reference, function, each) for each in twice)))
 
 
 @pytest.mark.parametrize("scale", (0.0, -1.0))

@@ -178,7 +178,8 @@ def test_a_grid_of_hidden_sizes_is_one_line():
     from harness import plots
 
     def lines(name):
-        cases = {row["case"]: {"optimized": row} for row in synthetic.gpu_rows(name) if row["implementation"] == "optimized"}
+        found = (row for row in synthetic.gpu_rows(name) if row["implementation"] == "optimized")
+        cases = {row["case"]: {"optimized": row} for row in found}
         panel = plots.percent_of_limit(cases).axes[1]
         return [line for line in panel.lines if len(line.get_xdata()) > 2]
 
