@@ -37,6 +37,7 @@ class ResidualBlock:
         """y, which is the residual, and the gradients of x, gamma and weight."""
         if self.pipeline is None:
             self.pipeline = residual_block(self.kernels, weight.shape[0], scale, weight.dtype, self.fuse)
+        if self.pipeline.training:  # not settled yet
             if recipe == "fp8_delayed":
                 self._settle(x, recipe)
             self.pipeline.eval()

@@ -18,7 +18,7 @@ from optimized import linear_plan as plans
 from optimized.launch import Launch, allocate, chip, untraced
 from optimized.matrices import Operands, of_backward, of_forward
 from optimized.operands import (
-    Prepared, bump, in_memory, on_gpu, pitch, regular, signature, slot, span_bytes, written_back
+    Prepared, bump, in_memory, lie_apart, on_gpu, pitch, regular, signature, slot, span_bytes, written_back
 )
 from optimized.plan import Chip, Plan
 from optimized.quantization import dequantize
@@ -160,13 +160,10 @@ class _Ready:
 
     def writes_apart(self, written: Tensor, *operands: Tensor | None) -> bool:
         """Whether they have no byte in common; where they may, the checks look closer."""
-        first, spans = written.data_ptr(), iter(self.spans)
-        behind = first + next(spans)
-        for t, size in zip(operands, spans):
-            if t is not None:
-                address = t.data_ptr()
-                if first < address + size and address < behind:
-                    return False
+        address, (size, *sizes) = written.data_ptr(), self.spans
+        for t, its in zip(operands, sizes):  # all() of a generator takes half as long again
+            if t is not None and not lie_apart(address, size, t.data_ptr(), its):
+                return False
         return True
 
 

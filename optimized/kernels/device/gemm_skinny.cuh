@@ -50,7 +50,8 @@ struct Skinny {
       constexpr int kStep = kWarps * kTurn;
       const int bytes = int(max(i64(0), min(i64(8), left - i * kStep))) * int(sizeof(T));
 #pragma unroll
-      for (int j = 0; j < 2 * Blocks; ++j) copy_async_16_of_stream(&stage.turns[i].w[j][threadIdx.x], w[j] + i * kStep, bytes);
+      for (int j = 0; j < 2 * Blocks; ++j)
+        copy_async_16_of_stream(&stage.turns[i].w[j][threadIdx.x], w[j] + i * kStep, bytes);
 #pragma unroll
       for (int j = 0; j < Blocks; ++j) copy_async_16_by_l1(&stage.turns[i].x[j][threadIdx.x], x[j] + i * kStep, bytes);
     }

@@ -82,8 +82,8 @@ struct Slots {
   }
 };
 
-// Statistics of a row and y of x of type X, rounded as often as the reference's: of y only where it stays float32, so that
-// the same statistics give the same y, of which an amax is the largest.
+// Statistics of a row and y of x of type X, rounded as often as the reference's: of y only where it stays float32, so
+// that the same statistics give the same y, of which an amax is the largest.
 __device__ __forceinline__ float mean_of(float sum, float inverse_cols, float first) {
   return __fadd_rn(first, __fmul_rn(sum, inverse_cols));
 }

@@ -1,7 +1,8 @@
 #pragma once
 #include "device/norm.cuh"
 
-// How rows of X are added up: y of a float32 row keeps all digits, and shows whether sums were rounded as the reference's.
+// How rows of X are added up: y of a float32 row keeps all digits, and shows whether sums were rounded as the
+// reference's.
 template <class X>
 struct Adding { using type = Each; };
 template <>

@@ -111,8 +111,8 @@ struct GridMax {
   }
 };
 
-// Zeros where a padded array of scales, `blocks` for each of `lines`, holds none. By all threads of the grid, whose
-// CTAs have `threads`.
+// Zeros where a padded array of scales, `blocks` for each of `lines`, holds none. Called by all threads of the grid,
+// whose CTAs have `threads`.
 __device__ __forceinline__ void pad_scales(u8* scales, i64 lines, i64 blocks, int threads = kThreads) {
   constexpr u32 kCtas = 128;  // there is little to do, and many CTAs would only find out where
   if (blockIdx.x >= kCtas) return;
