@@ -18,16 +18,16 @@ MAX_ELEMENTS = 1 << 60
 
 
 def smoke() -> list[Case]:
-    """38 quick cases: every norm at a size that fills a GPU, at two modest ones and at an odd one; and every recipe of
-    quantize, dequantize and the forward norms."""
+    """53 quick cases: every norm at a size that fills a GPU, at two modest ones and at an odd one; every recipe of
+    quantize, dequantize and the forward norms; every function of linear layers; two pipelines."""
     shapes = (((4096, 4096), "bf16"), ((512, 2048), "bf16"), ((256, 8192), "fp16"), ((33, 1023), "fp32"))
     norms = [Case(function, shape, dtype) for function in NORMS for shape, dtype in shapes]
     return norms + norm_sweeps.smoke() + quantization_sweeps.smoke() + linear_sweeps.smoke() + pipeline_sweeps.smoke()
 
 
 def llm() -> list[Case]:
-    """60 norms at the sizes of well-known models, hidden 1024 to 32768, 2048 to 16384 tokens, mostly bf16; 10 of norms
-    with a quantized output; and 28 of quantize and dequantize."""
+    """188 cases at the sizes of well-known models: 60 norms, hidden 1024 to 32768, 2048 to 16384 tokens, mostly bf16;
+    10 of norms with a quantized output; 28 of quantize and dequantize; 87 of linear layers; 3 pipelines."""
     listed = [Case(function, shape) for function in NORMS[:4] for shape in norm_sweeps.MODELS]
     return listed + [
         Case("rmsnorm_bwd_add", (8192, 3072)),
@@ -46,7 +46,7 @@ def llm() -> list[Case]:
 
 
 def unlisted() -> list[Case]:
-    """Hidden sizes between the well-known ones, with one row, few, many and very many: 100 bf16 cases."""
+    """Sizes between the well-known ones, with one row, few, many and very many: 100 norms and 84 of linear layers."""
     shapes = [(rows, hidden) for hidden in _UNLISTED_HIDDEN for rows in (1, 7, 2048, 50000)]
     return [Case(function, shape) for function in NORMS for shape in shapes] + linear_sweeps.unlisted()
 
