@@ -181,7 +181,7 @@ def _prepare(function, input, weight, bias, quantizer, *, options, path) -> _Rea
     problem, work, (*before, plan) = _plan_fused(function, input, weight, bias, quantizer, options=options, chip=here)
     workspace = ((plan.workspace_bytes // 4,), torch.float32) if plan.workspace_bytes else None
     outputs, norm = (*outputs_of(input, quantizer), workspace), _scalars(problem, plan, input, options)
-    if work is None and plan.source == "norm_forward.cu":
+    if work is None and plan.source != "norm_current.cu":
         return _Ready(Launch(plan, input.device, 10, norm), outputs, rows, _from_registers)
     if work is None:
         scalars = (*norm, numpy.int32(quantizer.force_pow_2_scales), numpy.float32(quantizer.amax_epsilon),

@@ -61,14 +61,14 @@ def _called(quantizer) -> str:
 
 
 def from_registers(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan | None:
-    """The plan of a norm whose rowwise output, of delayed scaling or MXFP8, is cast while its row is in registers.
+    """The plan of a norm whose rowwise output, of delayed scaling or MXFP8, is cast while its row is on the chip.
 
     None where a row is wider than that, or the 32 elements of a block would not lie in neighbouring lanes of one CTA.
     """
     plan = plans.norm_forward(problem, chip, sm_margin)
     lanes = min(plan.row_threads, 32) * problem.vector
     blocks = problem.output.startswith("ToFp8") or (lanes >= 32 and problem.cols % (32 * plan.cluster) == 0)
-    return plan if plan.source == "norm_forward.cu" and blocks else None
+    return plan if plan.source != "norm_wide.cu" and blocks else None
 
 
 def by_rows(problem: Problem, code: str, chip: Chip, sm_margin: int = 0) -> Plan | None:

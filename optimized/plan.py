@@ -18,6 +18,7 @@ BACKWARD_THREADS = {
     "LayerNorm": {8: 768, 16: 576, 24: 512, 32: 512},
 }
 BACKWARD_DIRECT_THREADS = {8: 512, 16: 512}
+SHARED_ROW_CTAS = {256: 6, 512: 3, 1024: 1}  # CTAs that the registers of an SM carry, by threads; likewise
 
 IN_FLIGHT_BYTES = 56 << 10  # an SM's share of what saturates memory; more only scatters the accesses
 MAX_THREADS = 1024  # of a CTA
@@ -154,6 +155,8 @@ def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     With an `sm_margin` there are only as many CTAs as the other SMs hold, and they stay.
     """
     output, m = problem.output or f"Store<{problem.x}>", forward_map(problem, chip)
+    if threads := shared_row_threads(problem, chip, m and m.rows):
+        return _from_shared(problem, chip, output, threads, sm_margin)
     if m is None:
         types = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}, {output}"
         return _wide("norm_forward_wide", types, min(problem.rows, 2 * _at_once(chip, 1, sm_margin)))
@@ -162,6 +165,30 @@ def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     grid = max(1, min(most, -(-problem.rows // m.slots))) * cluster
     return Plan("norm_forward.cu", f"norm_forward<{m.types}, {ctas}, {output}>", m.scope, grid, m.block, cluster,
                 m.rows.threads, programmatic=chip.is_hopper_or_later)
+
+
+def shared_row_threads(problem: Problem, chip: Chip, held: RowMap | None) -> int | None:
+    """Threads of a CTA that has its row in shared memory; None where `held`, the row in registers, is better: it is read
+    from there once instead of two or three times, but an SM has few wide rows in flight.
+
+    Sums of float32 rows, carried in two float32, cost more than waiting does, but where LayerNorm waits for single rows.
+    """
+    places = chip.shared_bytes // (problem.cols * SIZES[problem.x] + STATIC_SHARED_BYTES)
+    if not (chip.is_hopper_or_later and places and problem.vector * SIZES[problem.x] == 16):
+        return None
+    if held and held.cluster == 1:
+        slow = problem.x == "f32" and (problem.norm == "RmsNorm" or held.slots > 1)
+        if slow or held.slots > 2 or places <= held.slots:
+            return None
+    return 256 if places >= SHARED_ROW_CTAS[256] else 512 if places > 1 else 1024
+
+
+def _from_shared(problem: Problem, chip: Chip, output: str, threads: int, sm_margin: int) -> Plan:
+    ctas, row = SHARED_ROW_CTAS[threads], problem.cols * SIZES[problem.x]
+    most = ctas * _at_once(chip, 1, sm_margin) if sm_margin else MAX_GRID
+    types = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}, {threads}, {ctas}, {output}"
+    return Plan("norm_shared.cu", f"norm_forward_shared<{types}>", "Shared", max(1, min(most, problem.rows)), threads,
+                row_threads=threads, shared_bytes=row, programmatic=True)
 
 
 def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:

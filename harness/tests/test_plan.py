@@ -69,7 +69,7 @@ def elements(plan):
 
 def threads_allowed(plan):
     """The kernel's launch bound."""
-    return int(arguments(plan)[-3 if plan.source == "norm_forward.cu" else -1])
+    return int(arguments(plan)[-1 if plan.source == "norm_backward.cu" else -3])
 
 
 def check(plan, problem, chip):
@@ -77,10 +77,13 @@ def check(plan, problem, chip):
     assert 1 <= plan.grid < 1 << 31 and plan.grid % plan.cluster == 0
     assert 1 <= plan.block <= 1024 and plan.block % 32 == 0
     assert plan.shared_bytes + STATIC_SHARED_BYTES <= chip.shared_bytes
+    if plan.source == "norm_shared.cu":
+        assert plan.shared_bytes == problem.cols * SIZES[problem.x] and plan.shared_bytes % 16 == 0
+        assert plan.block == plan.row_threads == int(arguments(plan)[4])
     assert plan.workspace_bytes >= 0 and plan.workspace_bytes % 4 == 0
     assert plan.cluster == 1 or plan.cluster in dict(chip.clusters)
     assert chip.is_hopper_or_later or not plan.programmatic
-    if plan.variant == "wide":
+    if plan.variant in ("wide", "Shared"):
         return
     assert plan.block <= threads_allowed(plan) and plan.block % plan.row_threads == 0
     assert plan.row_threads % 32 == 0 or plan.row_threads in (8, 16)
@@ -99,7 +102,8 @@ def test_forward(problem, chip, sm_margin):
     problem = replace(problem, rows=max(1, problem.rows))
     plan = plans.norm_forward(problem, chip, sm_margin)
     check(plan, problem, chip)
-    assert not plan.cooperative and not plan.workspace_bytes and not plan.shared_bytes
+    assert not plan.cooperative and not plan.workspace_bytes
+    assert bool(plan.shared_bytes) == (plan.variant == "Shared")
     if plan.variant != "wide":
         slots = plan.block // plan.row_threads
         assert plan.grid // plan.cluster <= -(-problem.rows // slots), "no CTA without a row"
@@ -191,6 +195,17 @@ def test_every_width_has_a_plan(chip, backward):
         else:
             problem = Problem(norm.removesuffix("Add"), 1000, cols, x, x, vector=width)
         check(plan_of(problem, chip), problem, chip)
+
+
+def test_rows_in_shared_memory():
+    """Those of which registers would have one or two in flight on an SM, as far as copies of whole units go."""
+    def variant(cols, x="bf16", norm="RmsNorm", vector=None, chip=H200):
+        return plans.norm_forward(Problem(norm, 64, cols, x, vector=vector or 16 // SIZES[x]), chip).variant
+
+    assert [variant(cols) for cols in (8192, 12_288, 65_536, 112_128)] == ["Block", "Shared", "Shared", "Shared"]
+    assert variant(112_136) == "Cluster"
+    assert variant(20_480, vector=4) == variant(20_480, chip=SM_80) == variant(20_480, "f32") == "Block"
+    assert variant(20_480, "f32", "LayerNorm") == variant(40_960, "f32") == "Shared"
 
 
 def test_widest_rows_on_the_chip():

@@ -241,7 +241,7 @@ struct Store {
   __device__ __forceinline__ void put(const Forward& a, i64 row, i64 column, const Floats<N>& y, bool) const {
     Vec<Y, N> out;
     narrow(y, out);
-    store(a.y, row * a.cols + column, out);
+    store_in_units(a.y, row * a.cols + column, out);
   }
   __device__ __forceinline__ void finish(Shared&) const {}
 };

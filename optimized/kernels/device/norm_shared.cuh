@@ -1,0 +1,79 @@
+#pragma once
+#include "device/norm_rows.cuh"
+#include "device/ptx/bulk.cuh"
+
+// A row of a CTA's, which the copy engine puts into shared memory: how many rows are on their way to an SM does not
+// depend on registers, nor how wide a row may be.
+template <class Norm, class X, class Gamma, int N, int Threads>
+struct SharedRows {
+  static constexpr int kStep = Threads * N;
+
+  // In shared memory: `row` and the barrier that its arrival completes.
+  X* const row;
+  u64* const full;
+  u32 phase = 0;
+
+  __device__ __forceinline__ SharedRows(X* row, u64* full) : row(row), full(full) {
+    if (threadIdx.x == 0) {
+      mbarrier_init(full, 1);
+      fence_mbarrier_init();
+    }
+  }
+  __device__ __forceinline__ void fetch(const Forward& a, i64 index) const {
+    const u32 bytes = a.cols * sizeof(X);
+    if (threadIdx.x != 0 || index >= a.rows) return;
+    mbarrier_arrive_expect_tx(full, bytes);
+    bulk_load(row, static_cast<const X*>(a.x) + index * a.x_pitch, bytes, full);
+  }
+  __device__ __forceinline__ Vec<X, N> at(int column) const { return load<X, N>(row, column); }
+
+  // As that of HeldRows.
+  template <class Output>
+  __device__ __forceinline__ void walk(const Forward& a, Block& scope, Output& output) {
+    using Add = AddOf<X>;
+    fetch(a, blockIdx.x);
+    __syncthreads();
+    for (i64 index = blockIdx.x; index < a.rows; index += gridDim.x) {
+      while (!mbarrier_try_wait(full, phase)) {}
+      phase ^= 1;
+      const auto sum_of = [&](float mu, auto term) {
+        float chains[4][Add::kFloats] = {};
+#pragma unroll 4
+        for (int column = threadIdx.x * N; column < a.cols; column += kStep) {
+          const Floats<N> x = widen(at(column));
+#pragma unroll
+          for (int i = 0; i < N; ++i) Add::take(chains[i % 4], term, x[i] - mu);
+        }
+        Add::add(chains[0], chains[1]);
+        Add::add(chains[2], chains[3]);
+        Add::add(chains[0], chains[2]);
+        scope.template sum<Add>(chains[0]);
+        return Add::total(chains[0]);
+      };
+      float mu = 0.f;
+      if constexpr (Norm::kCentered) {
+        mu = float(row[0]);
+        mu = mean_of(sum_of(mu, [](float d, float s) { return s + d; }), a.inverse_cols, mu);
+      }
+      const float square = sum_of(mu, [](float d, float s) { return fmaf(d, d, s); });
+      const float r = rsigma_of(square, a.inverse_cols, a.eps);
+      if constexpr (Output::kTakesY) {
+#pragma unroll 2
+        for (int first = 0; first < a.cols; first += kStep) {
+          const int column = first + threadIdx.x * N;
+          const bool here = column < a.cols;
+          if (!Output::kTogether && !here) break;
+          Floats<N> y = {};
+          if (here) y = normed<Norm, X, Gamma>(a, column, less(widen(at(column)), mu), r);
+          output.put(a, index, column, y, here);
+        }
+      }
+      if (threadIdx.x == 0) {
+        a.rsigma[index] = r;
+        if (Norm::kCentered) a.mu[index] = mu;
+      }
+      __syncthreads();  // the row's place is free
+      fetch(a, index + gridDim.x);
+    }
+  }
+};
