@@ -28,6 +28,7 @@ MAX_GROUP_SLOTS = 15  # named barriers 1 … 15
 STATIC_SHARED_BYTES = 8192  # upper bound of what the kernels declare statically
 MAX_GRID = 1 << 20
 WIDE_THREADS = 512
+STRIP = 8  # vectors of columns that a warp adds up at a time: kLanes of sum_partials
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,9 @@ def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     stage = rows.slab * column
     most = (budget - gamma(rows.slab)) // (rows.slots * stage)
     stages = min(most, MAX_STAGES, max(2, 1 + -(-IN_FLIGHT_BYTES // (rows.slots * stage)))) if ring else 0
-    groups = max(1, min(_at_once(chip, rows.cluster, sm_margin), -(-problem.rows // rows.slots)))
+    warps = rows.slots * rows.threads // 32 * rows.cluster
+    helpful = -(-planes * problem.cols // (warps * STRIP * min(4, problem.vector)))  # each warp has columns to add up
+    groups = max(1, min(_at_once(chip, rows.cluster, sm_margin), max(helpful, -(-problem.rows // rows.slots))))
     source, vectors = "Ringed" if ring else "Direct", rows.elements // problem.vector
     return Plan(
         "norm_backward.cu", f"norm_backward<{types}, {vectors}, {rows.scope}, {source}, {limits[rows.elements]}>",

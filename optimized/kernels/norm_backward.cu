@@ -8,7 +8,7 @@
 //   x, dz, add (rows, cols) with pitches   mu, rsigma (rows,) f32   dx (rows, cols)   gamma, dgamma, dbeta (cols,) of
 //   type P
 // x, dz and add are read once, dx is written once: the floor. Partial sums of dgamma and dbeta stay in registers and
-// cost 8 bytes a column and CTA on top, in the L2.
+// cost 8 bytes a column and CTA on top, in the L2. Where rows are few, CTAs without any help with the last sums.
 template <class Norm, class X, class Dz, class P, int N, int V, class Scope,
           template <class, class, class, class, int, int, class> class Source, int Threads>
 __global__ __launch_bounds__(Threads, 1) void norm_backward(const __grid_constant__ Backward a) {
@@ -80,9 +80,11 @@ __global__ __launch_bounds__(Threads, 1) void norm_backward(const __grid_constan
 
   // The stages are free now: they take the sums of each slot.
   float* const area = reinterpret_cast<float*>(dynamic_shared() + a.stages_offset);
-  const int in_cta = blockDim.x / scope.size(), ctas = slots.count / in_cta, cta = slots.first / in_cta;
-  sum_slots(sums_down, share, area, in_cta, scope.slot(), gains.cols,
-            Partial{a.partial + i64(cta) * kSums * a.cols + span.first, a.cols});
+  const int in_cta = blockDim.x / scope.size(), cta = slots.first / in_cta;
+  const int ctas = int(min(i64(slots.count / in_cta), (a.rows + in_cta - 1) / in_cta));  // that have rows
+  if (cta < ctas)
+    sum_slots(sums_down, share, area, in_cta, scope.slot(), gains.cols,
+              Partial{a.partial + i64(cta) * kSums * a.cols + span.first, a.cols});
   scope.close();
   grid_sync();
   constexpr int kWidth = Planes<N>::kWidth;
