@@ -89,20 +89,15 @@ def _whole(plan: GemmPlan, products: tuple[Operands, ...], device: torch.device)
 def _maps(product: Operands, tile: Tile) -> list[driver.CUtensorMap | None]:
     """Of A, B, C and D as the kernel moves them."""
     def operand(matrix, across, count):
-        return _encoded(matrix, ACROSS_BOX if across else (count // CLUSTER, DEPTH), 128)
+        return tma.of_matrix(matrix, ACROSS_BOX if across else (count // CLUSTER, DEPTH), 128)
 
     def chunk(matrix):
         box = CHUNK_ROWS, CHUNK_ROW_BYTES // SIZES[matrix.element]
-        return _encoded(matrix, box, CHUNK_ROW_BYTES)
+        return tma.of_matrix(matrix, box, CHUNK_ROW_BYTES)
 
     loads_c = product.c is not None and product.c.element != "f32"  # floats are added in memory
     return [operand(product.a, product.a_across, tile.rows), operand(product.b, product.b_across, tile.cols),
             chunk(product.c) if loads_c else None, chunk(product.d)]
-
-
-def _encoded(matrix: Matrix, box: tuple[int, int], row_bytes: int) -> driver.CUtensorMap:
-    pitch = matrix.pitch * SIZES[matrix.element]
-    return tma.encode(matrix.element, (matrix.rows, matrix.cols), -(-pitch // 16) * 16, box, row_bytes)
 
 
 def _items(packed: bytes, device: torch.device) -> torch.Tensor:

@@ -9,8 +9,8 @@ import heapq
 from array import array
 from dataclasses import dataclass, replace
 
-from optimized import skinny_plan
-from optimized.linear_plan import Product
+from optimized import few_plan, skinny_plan
+from optimized.linear_plan import Product, starts_sooner
 from optimized.plan import SIZES, Chip, Plan, round_up
 
 CLUSTER = 2
@@ -29,7 +29,6 @@ FILL_CYCLES = 1500  # from the start of a launch to the first product
 STORE_CYCLES = 0.04  # an element of D, where nothing multiplies meanwhile
 SECOND_LAUNCH_CYCLES = 3000
 MIN_STEPS, MAX_PARTS = 4, 32  # of K
-SHALLOW = 128  # of K
 MAX_DEPTH = DEPTH * 0x7FFF  # Item::stages
 MAX_EXTENT = 1 << 30  # Item::row and col, which a pair of tiles may reach beyond
 
@@ -92,18 +91,16 @@ class GemmPlan:
 def takes(products: tuple[Product, ...], chip: Chip) -> bool:
     """Whether one launch does the products: 16-bit operands on 16 bytes, sums that leave as their type or as float32.
 
-    Few rows of x are left to gemm_skinny.cu, shallow products of few tiles to the general path, which starts sooner.
+    Some rows of x are left to gemm_few.cu, few to gemm_skinny.cu, and what it starts sooner with to the general path.
     """
     def fits(p):
         result = p.output == p.element or p.output == "f32" and (p.a_across or not p.adds)  # wgrad adds in place
         sized = 0 < p.k <= MAX_DEPTH and 0 < min(p.m, p.n) and max(p.m, p.n) <= MAX_EXTENT
         return p.element != "f32" and p.aligned and result and sized
 
-    def quick(p):
-        return p.k <= SHALLOW and -(-p.m // 64) * -(-p.n // 64) <= chip.sms
-
     capable = chip.arch == "sm_90a" and CLUSTER in dict(chip.clusters)
-    left = skinny_plan.takes(products) or all(map(quick, products))
+    left = (skinny_plan.takes(products) or few_plan.takes(products, chip)
+            or all(starts_sooner(each, chip) for each in products))
     return capable and all(map(fits, products)) and not left
 
 

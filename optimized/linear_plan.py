@@ -14,6 +14,7 @@ COSTS = {  # tile -> of an element of D: a load serves fewer products in a small
     "simt": {(128, 128): 1.0, (128, 64): 1.15, (64, 64): 1.8},
 }
 MAX_GRID = 2**31 - 1
+SHALLOW = 128  # of K
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Product:
     `element` is the C++ type of A and B, `output` that of C and D. `a_across`, `b_across`: whether A's neighbours in
     memory lie along m, B's along n, instead of along k. `exact`: f32 is multiplied as such, not as TF32. `aligned`:
     every operand and every row of it begins at a multiple of 16 bytes, and D's rows end at one. `vectors`: A, B and
-    their rows begin at multiples of 16 bytes, whatever C and D do.
+    their rows begin at multiples of 16 bytes, whatever C and D do. `apart`: neither of A nor of B does a row lie on
+    another.
     """
 
     m: int
@@ -37,6 +39,7 @@ class Product:
     exact: bool = True
     aligned: bool = True
     vectors: bool = True
+    apart: bool = True
 
     @property
     def simt(self) -> bool:
@@ -72,6 +75,11 @@ class Tiling:
         if self.product.simt:
             return SIMT_STAGES * SIMT_DEPTH * 4 * (self.m + self.n + 2 * SIMT_PADDING) + 4 * self.m * self.n
         return MMA_STAGES * MMA_ROW_BYTES * (self.m + self.n)
+
+
+def starts_sooner(product: Product, chip: Chip) -> bool:
+    """Whether the general path is the fastest, though others could do it: a shallow product of few tiles."""
+    return product.k <= SHALLOW and Tiling(product, 64, 64).tiles <= chip.sms
 
 
 def tilings(products: tuple[Product, ...], chip: Chip) -> tuple[Tiling, ...]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from optimized import linear_plan as plans
-from optimized import skinny_plan
+from optimized import few_plan, skinny_plan
 from optimized.operands import pitch, type_of
 from optimized.plan import SIZES
 
@@ -36,7 +36,12 @@ class Matrix:
     @property
     def aligned(self) -> bool:
         """Whether the copy engine takes it: rows begin at multiples of 16 bytes, and no row on another one."""
-        return self.unit == 16 and (self.rows <= 1 or self.pitch >= self.cols)
+        return self.unit == 16 and self.apart
+
+    @property
+    def apart(self) -> bool:
+        """Whether no row lies on another one."""
+        return self.rows <= 1 or self.pitch >= self.cols
 
     @property
     def whole(self) -> bool:
@@ -68,9 +73,9 @@ class Operands:
         given = (self.a, self.b, self.d) if self.c is None else (self.a, self.b, self.c, self.d)
         return plans.Product(m, n, k, self.a.element, self.d.element, self.a_across, self.b_across, self.c is not None,
                              exact, self.d.whole and all(matrix.aligned for matrix in given),
-                             self.a.unit == self.b.unit == 16)
+                             self.a.unit == self.b.unit == 16, self.a.apart and self.b.apart)
 
-    def scalars(self, tiling: plans.Tiling | skinny_plan.Strips) -> tuple:
+    def scalars(self, tiling: plans.Tiling | skinny_plan.Strips | few_plan.Cut) -> tuple:
         """Shape of kernels/device/gemm_general.cuh."""
         p, c = tiling.product, self.c or self.d
         run = min(4, self.d.unit // SIZES[self.d.element], c.unit // SIZES[c.element])

@@ -1,11 +1,11 @@
 """The products of linear layers: from tensors to launches.
 
 Operands are read as they lie, and never transposed in memory. 16-bit operands whose rows begin at multiples of 16 bytes
-take kernels/gemm_skinny.cu in forward with few rows, and else on Hopper, where they lie apart, optimized.gemm. The
-general path takes any shape, pitch and alignment from compute capability 8.0 on; it multiplies bf16 and fp16 on tensor
-cores, fp32 exactly, or as TF32 where torch.backends.cuda.matmul says so. The same bits in every run. An operand whose
-rows are not dense or do not lie at one distance from each other is copied first, one that is written copied back; a
-quantized operand is dequantized first.
+take kernels/gemm_skinny.cu in forward with few rows, and else on Hopper, where they lie apart, optimized.few in forward
+with some rows and optimized.gemm. The general path takes any shape, pitch and alignment from compute capability 8.0 on;
+it multiplies bf16 and fp16 on tensor cores, fp32 exactly, or as TF32 where torch.backends.cuda.matmul says so. The same
+bits in every run. An operand whose rows are not dense or do not lie at one distance from each other is copied first,
+one that is written copied back; a quantized operand is dequantized first.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from optimized import gemm, gemm_plan, skinny_plan
+from optimized import few, few_plan, gemm, gemm_plan, skinny_plan
 from optimized import linear_plan as plans
 from optimized.launch import Launch, allocate, chip, untraced
 from optimized.matrices import Operands, of_backward, of_forward
@@ -107,7 +107,9 @@ def planned(function: str, given, chip: Chip) -> Plan:
     variant names the operands that are copied."""
     products, exact = _bound(function, given)
     described = tuple(each.product(exact) for each in products)
-    if gemm_plan.takes(described, chip):
+    if few_plan.takes(described, chip):
+        plan = few_plan.few(few_plan.best(*described, chip), chip)
+    elif gemm_plan.takes(described, chip):
         plan = gemm.planned(described, chip).plan
     else:
         plan = _tiled(described, chip)[1]
@@ -199,8 +201,9 @@ def _launch(products: tuple[Operands, ...], exact: bool, device: torch.device) -
     """A launch that takes, for each product, the addresses of A, B, C (0: none), D and a factor in device memory (0:
     none), and the scale."""
     here = chip(device)
-    if gemm.takes(products, exact, here):
-        return gemm.launch(products, device)
+    for way in (few, gemm):
+        if way.takes(products, exact, here):
+            return way.launch(products, device)
     tiled, plan = _tiled(tuple(each.product(exact) for each in products), here)
     scalars = sum((each.scalars(tiling) for each, tiling in zip(products, tiled)), ())
     return Launch(plan, device, _POINTERS * len(products), scalars)

@@ -4,6 +4,9 @@ import ctypes
 
 from cuda.bindings import driver
 
+from optimized.matrices import Matrix
+from optimized.plan import SIZES, round_up
+
 BYTES = 128
 _TYPES = {
     "bf16": driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -33,6 +36,12 @@ def encode(element: str, shape: tuple[int, int], pitch_bytes: int, box: tuple[in
     if error:
         raise RuntimeError(f"tensor map: {error.name} for {element} {shape}, pitch {pitch_bytes} bytes, box {box}")
     return encoded
+
+
+def of_matrix(matrix: Matrix, box: tuple[int, int], row_bytes: int) -> driver.CUtensorMap:
+    """The map of a matrix whose rows begin at multiples of 16 bytes; a single row may end between them."""
+    pitch = round_up(matrix.pitch * SIZES[matrix.element], 16)
+    return encode(matrix.element, (matrix.rows, matrix.cols), pitch, box, row_bytes)
 
 
 class Maps:

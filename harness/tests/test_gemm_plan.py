@@ -20,7 +20,7 @@ from optimized.plan import H200, Chip
 
 ALL_TILES = tuple(dict.fromkeys(tile for tiles in TILES.values() for tile in tiles))
 SHAPES = [(1, 1, 136), (8, 8, 256), (24, 520, 1032), (128, 256, 192), (129, 257, 200), (1000, 4104, 4104),
-          (100, 28672, 6144), (4096, 1024, 1024), (3000, 7168, 11008), (385, 1032, 20000)]
+          (200, 28672, 6144), (4096, 1024, 1024), (3000, 7168, 11008), (385, 1032, 20000)]
 
 
 def forward(m, n, k, **other):
@@ -61,11 +61,11 @@ def test_lists_hold_all_work_and_the_longest_first(shape):
 
 
 def test_a_small_result_of_a_deep_product_is_cut_along_k():
-    plan = gemm((forward(100, 3072, 6144),), H200)
-    assert plan.parts > 1 and "K in" in plan.plan.variant and plan.part_rows >= 100
-    for row, col, stages, flags in sum(work(plan.tile, (forward(100, 3072, 6144),), H200, plan.parts), []):
+    plan = gemm((forward(200, 3072, 6144),), H200)
+    assert plan.parts > 1 and "K in" in plan.plan.variant and plan.part_rows >= 200
+    for row, col, stages, flags in sum(work(plan.tile, (forward(200, 3072, 6144),), H200, plan.parts), []):
         assert stages & 0xFFFF > 0 and flags >> 8 < plan.parts
-    stages = [item[2] for item in sum(work(plan.tile, (forward(100, 3072, 6144),), H200, plan.parts), [])
+    stages = [item[2] for item in sum(work(plan.tile, (forward(200, 3072, 6144),), H200, plan.parts), [])
               if item[:2] == (0, 0)]
     covered = sorted((each >> 16, (each >> 16) + (each & 0xFFFF)) for each in stages)
     assert [covered[0][0], covered[-1][1]] == [0, 6144 // DEPTH]
@@ -154,8 +154,8 @@ def test_the_sums_of_parts_are_nobody_elses_before_both_launches(monkeypatch):
 
     monkeypatch.setattr(gemm_module, "_whole", launch)
     monkeypatch.setattr(gemm_module, "Launch", launch)
-    x, w = (torch.empty(rows, 6144, dtype=torch.bfloat16) for rows in (100, 3072))
-    split = gemm_module._Split(gemm((forward(100, 3072, 6144),), H200), of_forward(x, w, None, False, None), x.device)
+    x, w = (torch.empty(rows, 6144, dtype=torch.bfloat16) for rows in (200, 3072))
+    split = gemm_module._Split(gemm((forward(200, 3072, 6144),), H200), of_forward(x, w, None, False, None), x.device)
     with allocator(allocate):
         split(0, 0, 0, 0, 0, 0)
     assert alive == [True, True] and given[0]() is None

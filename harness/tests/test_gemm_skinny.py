@@ -98,7 +98,7 @@ def test_sweeps_ask_for_few_of_the_kernels(chip):
 
 def test_there_are_no_tiles_to_tune():
     assert candidates(Case("linear_fwd", (16, 4096, 4096)), H200)[1] == ()
-    assert candidates(Case("linear_fwd", (100, 4096, 4096)), H200)[1]
+    assert candidates(Case("linear_fwd", (129, 4096, 4096)), H200)[1]
 
 
 @pytest.mark.parametrize("arch", (H200.arch, SM_80.arch))

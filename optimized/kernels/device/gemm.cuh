@@ -1,15 +1,14 @@
 #pragma once
+#include "device/gemm_stages.cuh"
 #include "device/ptx/cluster.cuh"
 #include "device/ptx/tensor.cuh"
 
 // Products D = factor A B (+ C) of tiles that a list names: what the parts of the kernel agree on. Kept in step with
 // optimized/gemm.py and gemm_plan.py.
 
-constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;                               // warpgroups that multiply, behind the one that loads
 constexpr int kGemmThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kClusterCtas = 2;
-constexpr int kDepth = 64;                                  // elements of K in a stage: 128 bytes
 constexpr int kChunkRows = 64, kChunkBytes = 64 * 64;       // of D
 constexpr int kSlotChunks = 2;                              // in one slot of the staging memory
 
@@ -92,21 +91,6 @@ struct alignas(1024) GemmShared {
   u64 arrived[kConsumers][T::kSlots];  // C, where it comes to the slots
 };
 
-// Where a walk round the stages stands.
-template <int Stages>
-struct Place {
-  int stage = 0;
-  u32 phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == Stages) stage = 0, phase ^= 1;
-  }
-  __device__ __forceinline__ void skip(int steps) {
-    stage += steps;
-    phase ^= stage / Stages & 1;
-    stage %= Stages;
-  }
-};
-
 // This CTA's tile of an item.
 template <class T>
 struct Corner {
@@ -118,13 +102,3 @@ struct Corner {
 
 // Which of the warpgroups that multiply this is; the compiler learns that a warp agrees on it.
 __device__ __forceinline__ int consumer_index() { return __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0) - 1; }
-
-__device__ __forceinline__ char* swizzled_shared() {
-  extern __shared__ __align__(1024) char swizzled[];
-  return swizzled;
-}
-
-__device__ __forceinline__ void wait(u64* barrier, u32 phase) {
-  while (!mbarrier_try_wait(barrier, phase)) {
-  }
-}

@@ -1,4 +1,5 @@
 #pragma once
+#include "device/gemm.cuh"
 #include "device/gemm_operands.cuh"
 
 // One thread of each CTA fills the stages, item after item.

@@ -1,16 +1,7 @@
 #pragma once
+#include "device/gemm.cuh"
 #include "device/gemm_operands.cuh"
 #include "device/ptx/barrier.cuh"
-
-// One consumer's part of a tile in registers.
-template <class T>
-using Accumulators = float[T::kBlocks][T::kCols / 2];
-
-template <class T>
-__device__ __forceinline__ void pin(Accumulators<T>& acc) {
-#pragma unroll
-  for (int i = 0; i < T::kBlocks * T::kCols / 2; ++i) pin(acc[i / (T::kCols / 2)][i % (T::kCols / 2)]);
-}
 
 // Tells both CTAs that this warp has read a stage: a stage of either may receive from the other.
 __device__ __forceinline__ void release(u64* empty) {

@@ -1,5 +1,5 @@
 #pragma once
-#include "device/gemm.cuh"
+#include "device/gemm_stages.cuh"
 #include "device/ptx/wgmma.cuh"
 
 // A stage of an operand: `Count` rows of A or columns of B by kDepth elements of K, swizzled by 128 bytes. It arrives
@@ -34,4 +34,14 @@ struct MnMajor {
 template <class Major>
 __device__ __forceinline__ u64 descriptor(const char* shared) {
   return Major::kDescriptor | (shared_address(shared) & 0x3FFFF) >> 4;
+}
+
+// One consumer's part of a tile in registers.
+template <class T>
+using Accumulators = float[T::kBlocks][T::kCols / 2];
+
+template <class T>
+__device__ __forceinline__ void pin(Accumulators<T>& acc) {
+#pragma unroll
+  for (int i = 0; i < T::kBlocks * T::kCols / 2; ++i) pin(acc[i / (T::kCols / 2)][i % (T::kCols / 2)]);
 }

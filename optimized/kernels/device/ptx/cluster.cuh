@@ -31,6 +31,16 @@ __device__ __forceinline__ u32 map_shared(u32 address, u32 rank) {
   return mapped;
 }
 
+// Four floats from an address that map_shared gave.
+__device__ __forceinline__ float4 load_cluster(u32 address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
 // Stores a float in another CTA's shared memory and counts its bytes on a barrier there.
 __device__ __forceinline__ void store_async(u32 address, float value, u32 barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(address),

@@ -37,6 +37,14 @@
                  : "l"(a), "l"(b), "r"(add), "n"(TransA), "n"(TransB));                                            \
   }
 
+#define TWINBENCH_D32 TWINBENCH_R0 ", " TWINBENCH_R1
+TWINBENCH_WGMMA(32, bf16, TWINBENCH_D32, "%16", "%17", "%18", "%19", "%20", TWINBENCH_F(0), TWINBENCH_F(8))
+TWINBENCH_WGMMA(32, f16, TWINBENCH_D32, "%16", "%17", "%18", "%19", "%20", TWINBENCH_F(0), TWINBENCH_F(8))
+
+#define TWINBENCH_D64 TWINBENCH_R0 ", " TWINBENCH_R1 ", " TWINBENCH_R2 ", " TWINBENCH_R3
+TWINBENCH_WGMMA(64, bf16, TWINBENCH_D64, "%32", "%33", "%34", "%35", "%36", TWINBENCH_F32(0))
+TWINBENCH_WGMMA(64, f16, TWINBENCH_D64, "%32", "%33", "%34", "%35", "%36", TWINBENCH_F32(0))
+
 #define TWINBENCH_D128 \
   TWINBENCH_R0 ", " TWINBENCH_R1 ", " TWINBENCH_R2 ", " TWINBENCH_R3 ", " TWINBENCH_R4 ", " TWINBENCH_R5 \
   ", " TWINBENCH_R6 ", " TWINBENCH_R7

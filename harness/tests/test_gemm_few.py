@@ -1,0 +1,140 @@
+"""Products with some rows of x: which calls take their kernel, how they are cut, and its machine code."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cuda.pathfinder import find_nvidia_binary_utility
+
+import optimized
+from harness import compile_report
+from harness.cases import PRODUCTS, Case
+from harness.sweeps import sweep
+from harness.tests.emulated import SM_80
+from harness.tests.test_specializations import instructions
+from harness.tune import candidates
+from optimized import gemm_plan, jit
+from optimized.few_plan import COLS, CTAS, LEAST_ROWS, MAX_ROWS, ROWS, Cut, best, cuts, cycles, few, takes
+from optimized.linear_plan import Product
+from optimized.plan import H200
+
+KERNELS = [("gemm_few.cu", f"gemm_few<{element}, {rows}, {cols}, {epilogue}>") for element in ("bf16", "f16")
+           for rows in ROWS for cols in COLS
+           for epilogue in (f"Store<{element}>", f"ScaleAdd<{element}>", "Store<f32>")]
+ONE = Product(100, 4096, 4096, "bf16", "bf16")
+SHAPES = [(m, n, k) for m in (17, 32, 33, 64, 100, 128)
+          for n, k in ((1, 136), (45, 4096), (640, 3072), (3072, 3072), (4104, 1032), (7168, 18432), (28672, 4096))]
+
+
+@pytest.mark.parametrize("m, n, k", SHAPES)
+def test_every_cut_covers_the_product(m, n, k):
+    for kind in ({}, {"adds": True}, {"output": "f32"}):
+        p = replace(ONE, m=m, n=n, k=k, **kind)
+        assert takes((p,), H200) and not gemm_plan.takes((p,), H200)
+        for cut in cuts(p, H200):
+            plan = few(cut, H200)
+            assert ("gemm_few.cu", plan.kernel) in KERNELS
+            assert plan.grid == cut.tiles * cut.cluster and plan.cluster == cut.cluster and plan.programmatic
+            assert (cut.tiles - 1) * cut.rows < n <= cut.tiles * cut.rows and m <= cut.cols < max(33, 2 * m)
+            assert 0 < cut.steps and (cut.cluster == 1 or cut.cluster <= -(-k // 64) <= cut.steps * cut.cluster)
+            assert plan.kernel.startswith(f"gemm_few<{p.element}, {cut.rows}, {cut.cols}, ")
+            assert plan.variant.split(",")[0] == f"few {cut.cols}x{cut.rows}"
+            assert plan.block == 32 + 2 * cut.rows
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("m", (17, 33, 65))
+def test_ctas_share_an_sm_with_enough_of_w_on_its_way(m, rows):
+    """What each keeps comes with 1 KiB; the sums fit where the stages were."""
+    cut = Cut(replace(ONE, m=m), rows, 1)
+    plan = few(cut, H200)
+    assert CTAS * (plan.shared_bytes + 1024) <= H200.shared_bytes + 1024
+    assert plan.stages >= 3 and CTAS * plan.stages * 128 * rows >= 40 << 10
+    assert plan.shared_bytes >= 1024 + max(plan.stages * plan.stage_bytes, 4 * cut.cols * (rows + 4))
+    assert plan.stage_bytes == 128 * (rows + cut.cols) and plan.stage_bytes % 1024 == 0
+
+
+@pytest.mark.parametrize("m, n, k", SHAPES)
+def test_the_fastest_by_the_model_is_taken(m, n, k):
+    p = replace(ONE, m=m, n=n, k=k)
+    assert cycles(best(p, H200), H200) == min(cycles(cut, H200) for cut in cuts(p, H200))
+    shown = few(best(p, H200), H200).variant
+    assert (", K over " in shown) == (best(p, H200).cluster > 1)
+
+
+@pytest.mark.parametrize("n, k", [(1024, 4096), (3072, 3072), (4096, 11008), (7168, 18432), (28672, 4096)])
+def test_most_sms_have_a_part_of_w(n, k):
+    assert few(best(replace(ONE, n=n, k=k), H200), H200).grid >= 64
+    assert best(replace(ONE, n=28672), H200).cluster == 1 < best(replace(ONE, n=1024), H200).cluster
+
+
+def test_a_chip_without_clusters_has_whole_k():
+    assert {cut.cluster for cut in cuts(ONE, replace(H200, clusters=()))} == {1}
+    assert {cut.cluster for cut in cuts(replace(ONE, k=200), H200)} == {1, 2, 4}
+
+
+@pytest.mark.parametrize("refused", [
+    replace(ONE, m=LEAST_ROWS - 1), replace(ONE, m=MAX_ROWS + 1), replace(ONE, n=0), replace(ONE, k=0),
+    replace(ONE, n=(1 << 30) + 1), replace(ONE, k=(1 << 30) + 1), replace(ONE, vectors=False),
+    replace(ONE, apart=False), replace(ONE, a_across=True), replace(ONE, b_across=True),
+    replace(ONE, output="f16"), replace(ONE, output="f32", adds=True), replace(ONE, n=64, k=128),
+    replace(ONE, element="f32", output="f32", exact=False)], ids=str)
+def test_what_other_paths_take(refused):
+    assert takes((ONE,), H200) and not takes((refused,), H200)
+
+
+def test_other_chips_and_two_products_take_another_path():
+    assert not takes((ONE,), SM_80) and not takes((ONE, ONE), H200)
+
+
+def meta(*shape, pitch=None, skipped=0):
+    rows, cols = shape[:-1], shape[-1]
+    memory = torch.empty((*rows, pitch or cols), dtype=torch.bfloat16, device="meta")
+    return memory[..., skipped:skipped + cols]
+
+
+def test_the_plan_says_which_path():
+    def path(x, w, c=None, **options):
+        if c is None:
+            return optimized.linear.plan_of("linear_fwd", x, w, chip=H200, **options).variant
+        return optimized.fused.plan_of("linear_scale_add_fwd", x, w, c, 0.5, chip=H200, **options).variant
+
+    x, w = meta(40, 4096), meta(300, 4096)
+    shown = path(x, w)
+    assert shown.startswith("few 64x") and shown == path(meta(2, 20, 4096), w) == path(x, w, out_dtype=torch.float32)
+    for c in (meta(40, 300), meta(40, 300, pitch=333, skipped=1)):
+        assert path(x, w, c).startswith("few") and path(x, w, c, in_place=False).startswith("few")
+    assert path(meta(16, 4096), w).startswith("skinny") and path(meta(17, 4096), w).startswith("few 32x")
+    assert path(meta(128, 4096), w).startswith("few 128x") and not path(meta(129, 4096), w).startswith("few")
+    assert path(meta(40, 333, pitch=344), meta(300, 333, pitch=336)).startswith("few")
+    for odd in ((meta(40, 333), meta(300, 333)), (meta(40, 328), meta(300, 328, pitch=330)),
+                (meta(40, 328), meta(300, 328, pitch=336, skipped=1)), (meta(1, 4096).expand(40, 4096), w)):
+        assert path(*odd).startswith("general")
+    dy = meta(40, 300)
+    assert not optimized.linear.plan_of("linear_bwd", dy, x, w, chip=H200).variant.startswith("few")
+
+
+def test_sweeps_ask_for_few_of_the_kernels():
+    planned, _ = compile_report.plans([case for case in sweep("all") if case.function in PRODUCTS], H200)
+    asked = {plan.kernel for plan in planned.values() if plan.source == "gemm_few.cu"}
+    assert asked and asked <= {kernel for _, kernel in KERNELS} and len(asked) <= 12
+
+
+def test_there_are_no_tiles_to_tune():
+    assert candidates(Case("linear_fwd", (100, 4096, 4096)), H200)[1] == ()
+
+
+def test_machine_code_is_as_meant(tmp_path):
+    """The CTAs of an SM have registers, nothing goes to local memory; the copy engine loads, tensor cores multiply
+    warpgroups' rows, and no sum leaves for the memory of the GPU."""
+    built, tool = jit.build(KERNELS, H200.arch), find_nvidia_binary_utility("nvdisasm")
+    for request, binary in built.items():
+        rows = int(request[1].split(", ")[1])
+        assert not binary.spill_bytes + binary.stack_bytes + binary.shared_bytes, request
+        assert CTAS * (32 + 2 * rows) * -(-binary.registers // 8) * 8 <= 1 << 16, request
+    if tool is None:
+        pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
+    for request in KERNELS[::5]:
+        used = instructions(tool, built[request], tmp_path)
+        assert {"HGMMA", "UTMALDG", "SYNCS"} <= used, request
+        assert used.isdisjoint({"LDL", "STL", "HMMA", "ATOMG", "RED"}), request

@@ -1,0 +1,29 @@
+"""Forward of more rows of x than a few on Hopper: from operands in memory to a launch of kernels/gemm_few.cu."""
+
+import numpy
+import torch
+
+from optimized import few_plan, tma
+from optimized.few_plan import DEPTH, Cut
+from optimized.launch import Launch, chip, make_current
+from optimized.matrices import Operands
+from optimized.plan import Chip
+
+POINTERS = 6  # A, B, C, D, a factor in device memory or 0, and the scale
+
+
+def takes(products: tuple[Operands, ...], exact: bool, here: Chip) -> bool:
+    """Whether `launch` does them."""
+    return few_plan.takes(tuple(each.product(exact) for each in products), here)
+
+
+def launch(products: tuple[Operands, ...], device: torch.device, cut: Cut | None = None) -> Launch:
+    """What computes the one product when it is called with its POINTERS; `cut`: instead of the fastest by the model."""
+    operands, = products
+    here = chip(device)
+    cut = cut or few_plan.best(operands.product(True), here)
+    plan = few_plan.few(cut, here)
+    make_current(device)  # for the maps
+    maps = tma.of_matrix(operands.a, (cut.cols, DEPTH), 128), tma.of_matrix(operands.b, (cut.rows, DEPTH), 128)
+    scalars = *operands.scalars(cut), numpy.int32(plan.stages)
+    return Launch(plan, device, POINTERS, scalars, tma.Maps(maps, (0, 1), tuple(range(POINTERS))))

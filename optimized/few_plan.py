@@ -1,0 +1,113 @@
+"""How forward of some rows of x, more than a few, is cut on Hopper: the time is that of W's way to the SMs, so every SM
+has to have a part of it. Pure functions of shapes and chip."""
+
+from dataclasses import dataclass
+
+from optimized import skinny_plan
+from optimized.linear_plan import Product, starts_sooner
+from optimized.plan import SIZES, Chip, Plan, round_up
+
+LEAST_ROWS, MAX_ROWS = skinny_plan.MAX_ROWS + 1, 128  # of x
+COLS = (32, 64, 128)  # of x in a kernel: an n of wgmma
+ROWS = (64, 128)  # of W in a CTA
+CLUSTERS = (1, 2, 4, 8)
+DEPTH = 64  # elements of K in a stage
+BARRIERS_BYTES, MAX_STAGES = 1024, 32  # sizeof(Few::Barriers), Few::kMaxStages
+CTAS = 2  # of an SM
+SM_BYTES, CTA_BYTES = 1024, 1024  # that an SM has beyond what a CTA can take, and that each CTA costs beside its own
+MAX_EXTENT = 1 << 30  # coordinates of the copy engine are int32
+
+# A model of the busiest SM's time, in cycles.
+MEMORY_BYTES_A_CYCLE = 18  # an SM's share
+L2_BYTES_A_CYCLE = 46
+CLUSTER_BYTES_A_CYCLE = 20  # from the shared memory of others
+FILL_CYCLES, MEET_CYCLES = 1500, 1000
+STORE_CYCLES = 0.04  # an element of D
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A product cut into `tiles` of `rows` rows of W by all rows of x, K of each over the CTAs of a `cluster`."""
+
+    product: Product
+    rows: int
+    cluster: int
+
+    @property
+    def cols(self) -> int:
+        """Rows of x that there is room for."""
+        return next(cols for cols in COLS if cols >= self.product.m)
+
+    @property
+    def tiles(self) -> int:
+        """How many, one a cluster."""
+        return -(-self.product.n // self.rows)
+
+    @property
+    def steps(self) -> int:
+        """Stages of K that a CTA goes through at most."""
+        return -(-_steps(self.product) // self.cluster)
+
+    @property
+    def stage_bytes(self) -> int:
+        """sizeof(Few::Stage)."""
+        return 2 * DEPTH * (self.rows + self.cols)
+
+    def stages(self, chip: Chip) -> int:
+        """In flight: as many as CTAS CTAs of an SM have room for."""
+        room = (chip.shared_bytes + SM_BYTES) // CTAS - CTA_BYTES - BARRIERS_BYTES
+        return min(MAX_STAGES, room // self.stage_bytes)
+
+    def shared_bytes(self, chip: Chip) -> int:
+        """Of the barriers and of the stages, which the sums take in the end."""
+        return BARRIERS_BYTES + max(self.stages(chip) * self.stage_bytes, round_up(4 * self.cols * (self.rows + 4), 16))
+
+
+def takes(products: tuple[Product, ...], chip: Chip) -> bool:
+    """Whether `few` does them: one product of 16-bit operands along K that the copy engine loads, for more rows than
+    skinny_plan has and at most MAX_ROWS, with results of their type or float32. D and C may lie anywhere."""
+    p = products[0]
+    forward = len(products) == 1 and not p.a_across and not p.b_across
+    sized = LEAST_ROWS <= p.m <= MAX_ROWS and 0 < min(p.n, p.k) and max(p.n, p.k) <= MAX_EXTENT
+    loaded = p.element != "f32" and p.vectors and p.apart
+    result = p.output == p.element or p.output == "f32" and not p.adds
+    return chip.arch == "sm_90a" and forward and sized and loaded and result and not starts_sooner(p, chip)
+
+
+def few(cut: Cut, chip: Chip) -> Plan:
+    """The plan of one launch."""
+    p = cut.product
+    epilogue = f"{'ScaleAdd' if p.adds else 'Store'}<{p.output}>"
+    variant = f"few {cut.cols}x{cut.rows}" + (f", K over {cut.cluster}" if cut.cluster > 1 else "")
+    threads = 32 + 128 * min(2, cut.rows // 64)
+    return Plan("gemm_few.cu", f"gemm_few<{p.element}, {cut.rows}, {cut.cols}, {epilogue}>", variant,
+                cut.tiles * cut.cluster, threads, cut.cluster, stages=cut.stages(chip), stage_bytes=cut.stage_bytes,
+                shared_bytes=cut.shared_bytes(chip), programmatic=True)
+
+
+def best(product: Product, chip: Chip) -> Cut:
+    """The cut that is fastest by the model."""
+    return min(cuts(product, chip), key=lambda cut: cycles(cut, chip))
+
+
+def cuts(product: Product, chip: Chip) -> list[Cut]:
+    """Those that there are: every CTA has a part of K."""
+    sizes = [size for size in CLUSTERS if size == 1 or size in dict(chip.clusters) and size <= _steps(product)]
+    return [Cut(product, rows, size) for rows in ROWS for size in sizes]
+
+
+def cycles(cut: Cut, chip: Chip) -> float:
+    """SM cycles from the start of a launch to its end, by the model."""
+    p, others = cut.product, (cut.cluster - 1) / cut.cluster
+    at_once = dict(chip.clusters).get(cut.cluster, chip.sms)
+    ctas = -(-cut.tiles // at_once)  # of the busiest SM
+    loaded = ctas * cut.steps * 2 * DEPTH * (cut.rows + p.m) / L2_BYTES_A_CYCLE
+    moved = 2 * p.k * (p.n + p.m) + SIZES[p.output] * p.m * p.n * (2 if p.adds else 1)
+    memory = moved / (MEMORY_BYTES_A_CYCLE * chip.sms)
+    met = others * 4 * p.m * cut.rows / CLUSTER_BYTES_A_CYCLE + (MEET_CYCLES if cut.cluster > 1 else 0)
+    stored = STORE_CYCLES * p.m * cut.rows / cut.cluster
+    return FILL_CYCLES + max(loaded, memory) + min(loaded, memory) / 4 + ctas * (met + stored)
+
+
+def _steps(product: Product) -> int:
+    return -(-product.k // DEPTH)

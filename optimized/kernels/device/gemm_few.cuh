@@ -1,0 +1,155 @@
+#pragma once
+#include "device/gemm_general.cuh"
+#include "device/gemm_operands.cuh"
+#include "device/ptx/barrier.cuh"
+#include "device/ptx/cluster.cuh"
+#include "device/ptx/tensor.cuh"
+
+// Rows of W by at most Cols rows of x, one CTA's: W's are those of the wgmma's A, x's the columns of its B, so that
+// few rows of x leave no part of the tensor cores idle. The CTAs of a cluster have a part of K each; what they have
+// added up they read from each other's shared memory, always in the same order. Kept in step with optimized/few.py and
+// few_plan.py.
+
+struct FewRows {
+  TensorMap x, w;
+  General g;
+  int stages;
+};
+
+template <int Rows, int Cols>
+struct Few {
+  static constexpr int kRows = Rows, kCols = Cols;
+  static constexpr int kGroups = Rows > 64 ? 2 : 1;     // warpgroups that multiply, in front of the warp that loads
+  static constexpr int kBlocks = Rows / kGroups / 64;  // of 64 rows, in one of them
+  static constexpr int kMultiply = kGroups * kWarpgroup, kAll = kMultiply + kWarp;  // threads
+  static constexpr int kCtas = Rows * Cols > 128 * 128 ? 1 : 2;                     // of an SM
+  static constexpr int kBlockBytes = 64 * kDepth * 2, kMaxStages = 32;
+  static constexpr int kPitch = Rows + 4;  // of sums: lanes store to different banks, and load 16 bytes
+
+  struct Stage {
+    char w[Rows * kDepth * 2], x[Cols * kDepth * 2];
+  };
+  struct Sums {
+    float of[Cols][kPitch];
+  };
+  struct alignas(1024) Barriers {
+    u64 full[kMaxStages], empty[kMaxStages];
+  };
+
+  const int count;  // of stages
+  Barriers& barriers;
+  Stage* const stages;
+  int stage = 0;
+  u32 phase = 0;
+
+  __device__ __forceinline__ explicit Few(int count)
+      : count(count), barriers(*reinterpret_cast<Barriers*>(swizzled_shared())),
+        stages(reinterpret_cast<Stage*>(swizzled_shared() + sizeof(Barriers))) {}
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == count) stage = 0, phase ^= 1;
+  }
+
+  // By one thread, before all others come.
+  __device__ __forceinline__ void begin() {
+    for (int i = 0; i < count; ++i) {
+      mbarrier_init(&barriers.full[i], 1);
+      mbarrier_init(&barriers.empty[i], kMultiply / kWarp);
+    }
+    fence_mbarrier_init();
+  }
+
+  // By one thread: `steps` stages of K from `k` on, of the rows of W from `row` on.
+  __device__ __forceinline__ void load(const FewRows& p, int row, int k, int steps) {
+#pragma unroll 1
+    for (; steps > 0; --steps, k += kDepth, advance()) {
+      u64* const full = &barriers.full[stage];
+      wait(&barriers.empty[stage], phase ^ 1);
+      mbarrier_arrive_expect_tx(full, sizeof(Stage));
+      tensor_load(stages[stage].w, &p.w, k, row, full);
+      tensor_load(stages[stage].x, &p.x, k, 0, full);
+    }
+  }
+
+  // By the threads that multiply. The products of a stage run while the next one is awaited.
+  template <class E>
+  __device__ __forceinline__ void multiply(Accumulators<Few>& acc, int first_block, int steps) {
+    u64* read = nullptr;
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step, advance()) {
+      wait(&barriers.full[stage], phase);
+      const u64 a = descriptor<KMajor>(stages[stage].w + first_block * kBlockBytes);
+      const u64 b = descriptor<KMajor>(stages[stage].x);
+      pin<Few>(acc);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kDepth / 16; ++k)
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i)
+          wgmma<0, 0>(E(), acc[i], a + k * KMajor::kStep + i * (kBlockBytes >> 4), b + k * KMajor::kStep,
+                      step > 0 || k > 0);
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (read && threadIdx.x % kWarp == 0) mbarrier_arrive(read);
+      read = &barriers.empty[stage];
+    }
+    wgmma_wait<0>();
+    pin<Few>(acc);
+  }
+
+  // Where all of them have read all stages, which give their memory.
+  __device__ __forceinline__ Sums& sums() const { return *reinterpret_cast<Sums*>(stages); }
+  __device__ __forceinline__ void lay_down(const Accumulators<Few>& acc, int first_block, i64 rows_of_x) {
+    const int lane = threadIdx.x % kWarp, low = threadIdx.x / kWarp % 4 * 16 + lane / 4;
+    bar_sync(1, kMultiply);
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i)
+#pragma unroll
+      for (int j = 0; j < Cols / 8; ++j)
+        if (8 * j < rows_of_x)
+#pragma unroll
+          for (int l = 0; l < 4; ++l)
+            sums().of[8 * j + lane % 4 * 2 + l % 2][(first_block + i) * 64 + low + l / 2 * 8] = acc[i][4 * j + l];
+  }
+
+  // By all threads: this CTA's part of D from column `first` on, four neighbours at a time.
+  template <int Ctas, class Epilogue>
+  __device__ __forceinline__ void finish(const General& g, float alpha, i64 first) {
+    constexpr int kUnits = Rows / 4, kAtOnce = Ctas == 2 || Ctas == 4 ? 2 : 1;
+    if (Ctas > 1) {
+      cluster_arrive();
+      cluster_wait();
+    } else {
+      __syncthreads();
+    }
+    const int rank = Ctas > 1 ? cluster_rank() : 0, all = int(g.m) * kUnits, end = all * (rank + 1) / Ctas;
+    u32 from[Ctas];
+#pragma unroll
+    for (int i = 0; i < Ctas; ++i) from[i] = map_shared(shared_address(&sums()), i);
+#pragma unroll 1
+    for (int unit = all * rank / Ctas + threadIdx.x; unit < end; unit += kAtOnce * kAll) {
+      float4 part[Ctas][kAtOnce];
+#pragma unroll
+      for (int i = 0; i < Ctas; ++i)
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const int one = min(unit + j * kAll, end - 1);
+          part[i][j] = load_cluster(from[i] + (one / kUnits * kPitch + one % kUnits * 4) * 4);
+        }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int one = unit + j * kAll;
+        Floats<4> sum{part[0][j].x, part[0][j].y, part[0][j].z, part[0][j].w};
+#pragma unroll
+        for (int i = 1; i < Ctas; ++i)
+          sum[0] += part[i][j].x, sum[1] += part[i][j].y, sum[2] += part[i][j].z, sum[3] += part[i][j].w;
+        if (one < end) put<Epilogue>(g, alpha, sum, one / kUnits, first + one % kUnits * 4);
+      }
+    }
+    if (Ctas > 1) {  // what others still read must stay
+      __syncwarp();
+      cluster_arrive_relaxed();
+      cluster_wait();
+    }
+  }
+};

@@ -1,0 +1,32 @@
+#pragma once
+#include "device/ptx/mbarrier.cuh"
+
+// Stages of two operands in shared memory, for those who fill them and those who multiply.
+
+constexpr int kWarpgroup = 128;
+constexpr int kDepth = 64;  // elements of K in a stage: 128 bytes
+
+// Where a walk round the stages stands.
+template <int Stages>
+struct Place {
+  int stage = 0;
+  u32 phase = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == Stages) stage = 0, phase ^= 1;
+  }
+  __device__ __forceinline__ void skip(int steps) {
+    stage += steps;
+    phase ^= stage / Stages & 1;
+    stage %= Stages;
+  }
+};
+
+__device__ __forceinline__ char* swizzled_shared() {
+  extern __shared__ __align__(1024) char swizzled[];
+  return swizzled;
+}
+
+__device__ __forceinline__ void wait(u64* barrier, u32 phase) {
+  while (!mbarrier_try_wait(barrier, phase)) {
+  }
+}
