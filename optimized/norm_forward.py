@@ -208,7 +208,7 @@ def _plan_fused(function, input, weight, bias, quantizer, *, options, chip: Chip
     asked = problem, work, chip, options["sm_margin"]
     if work.twice and _forced.get()[1]:
         return problem, work, plans_of_paths.in_two_launches(*asked)
-    return problem, work, (plans_of_paths.in_two_passes(*asked),)
+    return problem, work, (plans_of_paths.slabs(*asked) or plans_of_paths.in_two_passes(*asked),)
 
 
 def _plan_rowwise(problem: Problem, quantizer, sm_margin: int, chip: Chip) -> Plan | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from optimized import plan as plans
 from optimized.plan import SIZES, Chip, Plan, Problem
-from optimized.quantize_plan import THREADS, Work, strips, tiles
+from optimized.quantize_plan import THREADS, TILE, Work, strips, tiles
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 
 # Threads of an SM for current scaling along rows, by norm and bytes of an element of x: as many as registers allow
@@ -13,6 +13,8 @@ from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer,
 CURRENT_THREADS = {("RmsNorm", 2): 1024, ("RmsNorm", 4): 512, ("LayerNorm", 2): 768, ("LayerNorm", 4): 512}
 KEPT_SHARE = 0.8  # of an SM's shared memory, for rows between two passes; the rest stays L1 and what kernels declare
 MOST_BYTES_HELD = 128  # of x in one thread's registers
+SLAB_ROWS = 32  # kSlabRows
+SLAB_BYTES = 72 << 10  # of x in a CTA, so that three fit on an SM beside each other
 
 
 class Path(enum.Enum):
@@ -125,6 +127,30 @@ def in_two_passes(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) 
     return Plan("norm_quantize.cu", kernel, f"{part.split('<')[0]} {work.scheme[0]}", grid, THREADS,
                 row_threads=rows.threads, workspace_bytes=4 * grid if work.twice else 0, cooperative=True,
                 programmatic=chip.is_hopper_or_later)
+
+
+def slabs(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> Plan | None:
+    """The plan of a norm with MXFP8 or delayed scaling, columnwise or both ways, of slabs of 32 whole rows in the shared
+    memory of a cluster: CTAs come and go; with an `sm_margin` there are only as many as the other SMs hold, and they
+    stay. None where slabs are too wide, rows do not lie on 16 bytes, or columns are no multiple of 64."""
+    asked = work.columns and not work.twice and work.whole and problem.cols % 64 == 0
+    if not asked or not chip.is_hopper_or_later:
+        return None
+    for cluster in (1, *(size for size, _ in chip.clusters)):
+        slab = plans.round_up(-(-problem.cols // cluster), TILE)
+        shared = SLAB_ROWS * slab * SIZES[problem.x]
+        if shared <= SLAB_BYTES:
+            break
+    else:
+        return None
+    family, code, *_ = work.scheme
+    types = f"{problem.norm}, {problem.x}"
+    ctas = 2 if (problem.norm, problem.x, family) == ("LayerNorm", "f32", "Mxfp8") else 3  # without spills
+    most = ctas * plans.at_once(chip, cluster, sm_margin) if sm_margin else plans.MAX_GRID
+    grid = max(1, min(most, -(-problem.rows // SLAB_ROWS))) * cluster
+    kernel = f"norm_slab<{types}, Slab{family}<{types}, {problem.gain}, {code}>, {ctas}>"
+    return Plan("norm_slab.cu", kernel, f"Slab {family} x{cluster}", grid, THREADS, cluster, shared_bytes=shared,
+                programmatic=True)
 
 
 def in_two_launches(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> tuple[Plan, Plan]:

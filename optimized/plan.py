@@ -160,9 +160,9 @@ def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
         return _from_shared(problem, chip, output, threads, sm_margin)
     if m is None:
         types = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}, {output}"
-        return _wide("norm_forward_wide", types, min(problem.rows, 2 * _at_once(chip, 1, sm_margin)))
+        return _wide("norm_forward_wide", types, min(problem.rows, 2 * at_once(chip, 1, sm_margin)))
     ctas, cluster = FORWARD_THREADS[m.rows.elements] // m.limit, m.rows.cluster
-    most = ctas * _at_once(chip, cluster, sm_margin) if sm_margin else MAX_GRID
+    most = ctas * at_once(chip, cluster, sm_margin) if sm_margin else MAX_GRID
     grid = max(1, min(most, -(-problem.rows // m.slots))) * cluster
     return Plan("norm_forward.cu", f"norm_forward<{m.types}, {ctas}, {output}>", m.scope, grid, m.block, cluster,
                 m.rows.threads, programmatic=chip.is_hopper_or_later)
@@ -186,7 +186,7 @@ def shared_row_threads(problem: Problem, chip: Chip, held: RowMap | None) -> int
 
 def _from_shared(problem: Problem, chip: Chip, output: str, threads: int, sm_margin: int) -> Plan:
     ctas, row = SHARED_ROW_CTAS[threads], problem.cols * SIZES[problem.x]
-    most = ctas * _at_once(chip, 1, sm_margin) if sm_margin else MAX_GRID
+    most = ctas * at_once(chip, 1, sm_margin) if sm_margin else MAX_GRID
     types = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}, {threads}, {ctas}, {output}"
     return Plan("norm_shared.cu", f"norm_forward_shared<{types}>", "Shared", max(1, min(most, problem.rows)), threads,
                 row_threads=threads, shared_bytes=row, programmatic=True)
@@ -211,13 +211,13 @@ def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     rows = _row_map(problem.cols, chip, limits, slots_of, lambda m: -m.elements)
     types = f"{problem.norm}, {problem.x}, {problem.dz}, {problem.gamma}, {problem.vector}"
     if rows is None:
-        return _wide("norm_backward_wide", types, 4 * _at_once(chip, 1, sm_margin))
+        return _wide("norm_backward_wide", types, 4 * at_once(chip, 1, sm_margin))
     stage = rows.slab * column
     most = (budget - gamma(rows.slab)) // (rows.slots * stage)
     stages = min(most, MAX_STAGES, max(2, 1 + -(-IN_FLIGHT_BYTES // (rows.slots * stage)))) if ring else 0
     warps = rows.slots * rows.threads // 32 * rows.cluster
     helpful = -(-planes * problem.cols // (warps * STRIP * min(4, problem.vector)))  # each warp has columns to add up
-    groups = max(1, min(_at_once(chip, rows.cluster, sm_margin), max(helpful, -(-problem.rows // rows.slots))))
+    groups = max(1, min(at_once(chip, rows.cluster, sm_margin), max(helpful, -(-problem.rows // rows.slots))))
     source, vectors = "Ringed" if ring else "Direct", rows.elements // problem.vector
     return Plan(
         "norm_backward.cu", f"norm_backward<{types}, {vectors}, {rows.scope}, {source}, {limits[rows.elements]}>",
@@ -257,7 +257,7 @@ def _row_threads(needed: int, elements: int) -> int:
     return round_up(needed, 32)
 
 
-def _at_once(chip: Chip, cluster: int, sm_margin: int) -> int:
+def at_once(chip: Chip, cluster: int, sm_margin: int) -> int:
     """Clusters that run at once, one CTA an SM, when `sm_margin` SMs are left to others."""
     most = dict(chip.clusters).get(cluster, chip.sms)
     return max(1, min(most, (chip.sms - sm_margin) // cluster))

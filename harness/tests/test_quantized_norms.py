@@ -20,7 +20,8 @@ DEVICE, EPS = "cuda", 1e-5
 FUNCTIONS = ("layernorm_fwd", "rmsnorm_fwd")
 RECIPES = recipes()
 SHAPES = ((32, 32), (33, 96), (7, 31), (1, 64), (160, 264), (96, 1056), (256, 512), (64, 4096), (32, 5120), (130, 48),
-          (32, 16384), (64, 20480), (3, 40000), (32, 65536), (2, 300_000))
+          (32, 16384), (64, 20480), (3, 40000), (32, 65536), (2, 300_000),
+          (100, 192), (224, 1088), (64, 2048), (160, 8192))  # slabs of one to eight CTAs
 KINDS = ("normal", "heavy", "nan", "inf", "zeros", "negative_zeros", "outlier", "tiny", "subnormal")
 
 
@@ -173,9 +174,10 @@ def test_no_rows(shape):
         assert difference(got[0], want[0]) == ""
 
 
+@pytest.mark.parametrize("shape", ((512, 1024), (2048, 4096)))
 @pytest.mark.parametrize("sm_margin", (1, 100, 10_000))
-def test_a_margin_changes_no_byte(sm_margin):
-    given = operands("layernorm_fwd", (512, 1024), torch.bfloat16)
+def test_a_margin_changes_no_byte(sm_margin, shape):
+    given = operands("layernorm_fwd", shape, torch.bfloat16)
     for recipe in RECIPES:
         full, part = (both("layernorm_fwd", given, recipe, sm_margin=each)[0] for each in (0, sm_margin))
         assert difference(full[0], part[0]) == ""

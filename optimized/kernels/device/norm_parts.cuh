@@ -33,16 +33,23 @@ struct Parameters {
   }
 };
 
-// y of eight neighbours in a row whose statistics are in memory, with the operations of HeldRows and rounded to Y:
-// `count` of the eight are there, zeros stand for the others.
-template <class Norm, class Gamma, class Fill, class Y, class X>
-__device__ __forceinline__ Vec<Y, kRun> normed_run(const NormQuantize& a, i64 row, int count, const Vec<X, kRun>& x,
-                                                   const Parameters<Norm, typename Gamma::type, Fill>& parameters) {
-  const float r = count ? __ldcg(a.rsigma + row) : 0.f, mu = Norm::kCentered && count ? __ldcg(a.mu + row) : 0.f;
+// y of eight neighbours in a row, with the operations of HeldRows.
+template <class Gamma, class X, class Parameters>
+__device__ __forceinline__ Floats<kRun> normed_by(float mu, float r, const Vec<X, kRun>& x,
+                                                  const Parameters& parameters) {
   const Floats<kRun> v = widen(x), g = widen(parameters.gamma), b = widen_singly(parameters.beta);
   Floats<kRun> y;
 #pragma unroll
   for (int i = 0; i < kRun; ++i) y[i] = gained<X>((v[i] - mu) * r, Gamma::gain(g[i]), b[i]);
+  return y;
+}
+
+// The same where the statistics are in memory, rounded to Y: `count` of the eight are there, zeros stand for the others.
+template <class Norm, class Gamma, class Fill, class Y, class X>
+__device__ __forceinline__ Vec<Y, kRun> normed_run(const NormQuantize& a, i64 row, int count, const Vec<X, kRun>& x,
+                                                   const Parameters<Norm, typename Gamma::type, Fill>& parameters) {
+  const float r = count ? __ldcg(a.rsigma + row) : 0.f, mu = Norm::kCentered && count ? __ldcg(a.mu + row) : 0.f;
+  Floats<kRun> y = normed_by<Gamma>(mu, r, x, parameters);
 #pragma unroll
   for (int i = 0; i < kRun; ++i) y[i] = (Fill::kWhole ? count : i < count) ? y[i] : 0.f;
   Vec<Y, kRun> rounded;

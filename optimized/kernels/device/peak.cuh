@@ -52,16 +52,29 @@ struct Peaks {
     for (int i = 0; i < kWords; ++i) {
       u32 half[kPerWord];
 #pragma unroll
-      for (int h = 0; h < kPerWord; ++h) {
-        const u32* const words = reinterpret_cast<const u32*>(row[i * kPerWord + h].lane);
-        half[h] = magnitudes<X>(words[0]);  // not from zero: the compiler would take its larger one, too
-#pragma unroll
-        for (int k = 1; k < kWords; ++k) half[h] = larger<X>(half[h], magnitudes<X>(words[k]));
-      }
-      if constexpr (kPerWord == 1) peaks.word[i] = half[0];
-      else peaks.word[i] = larger<X>(__byte_perm(half[0], half[1], 0x5410), __byte_perm(half[0], half[1], 0x7632));
+      for (int h = 0; h < kPerWord; ++h) half[h] = of_row(row[i * kPerWord + h]);
+      peaks.word[i] = joined(half);
     }
     return peaks;
+  }
+  // The same of what of_row gives for each.
+  static __device__ __forceinline__ Peaks of_rows(const u32 (&row)[8]) {
+    Peaks peaks;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) peaks.word[i] = joined(row + i * kPerWord);
+    return peaks;
+  }
+  // A row's largest: in the word, or, where two values make a word, in its two halves.
+  static __device__ __forceinline__ u32 of_row(const Vec<X, 8>& row) {
+    const u32* const words = reinterpret_cast<const u32*>(row.lane);
+    u32 most = magnitudes<X>(words[0]);  // not from zero: the compiler would take its larger one, too
+#pragma unroll
+    for (int k = 1; k < kWords; ++k) most = larger<X>(most, magnitudes<X>(words[k]));
+    return most;
+  }
+  static __device__ __forceinline__ u32 joined(const u32* row) {
+    if constexpr (kPerWord == 1) return row[0];
+    else return larger<X>(__byte_perm(row[0], row[1], 0x5410), __byte_perm(row[0], row[1], 0x7632));
   }
   // Place j is that of column j.
   static __device__ __forceinline__ Peaks of_columns(const Vec<X, 8> (&row)[8]) {

@@ -111,12 +111,13 @@ struct GridMax {
   }
 };
 
-// Zeros where a padded array of scales, `blocks` for each of `lines`, holds none. Called by all threads of the grid,
-// whose CTAs have `threads`.
+// Zeros where an array of scales, `blocks` for each of `lines` and padded to multiples of Blocks and Lines, holds none.
+// Called by all threads of the grid, whose CTAs have `threads`.
+template <int Lines = 128, int Blocks = 4>
 __device__ __forceinline__ void pad_scales(u8* scales, i64 lines, i64 blocks, int threads = kThreads) {
   constexpr u32 kCtas = 128;  // there is little to do, and many CTAs would only find out where
   if (blockIdx.x >= kCtas) return;
-  const i64 pitch = round_up(blocks, 4), behind = pitch - blocks, below = (round_up(lines, 128) - lines) * pitch;
+  const i64 pitch = round_up(blocks, Blocks), behind = pitch - blocks, below = (round_up(lines, Lines) - lines) * pitch;
   const i64 first = i64(blockIdx.x) * threads + threadIdx.x, step = i64(min(gridDim.x, kCtas)) * threads;
   for (i64 i = first; i < lines * behind; i += step) scales[i / behind * pitch + blocks + i % behind] = 0;
   for (i64 i = first; i < below; i += step) scales[lines * pitch + i] = 0;

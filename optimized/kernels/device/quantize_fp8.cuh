@@ -74,20 +74,13 @@ struct Fp8 {
       if (a.rowwise) store_run<Fill>(a.rowwise, place, codes, tile.in_row(i));
     }
     if constexpr (Part::kColumns) {
-      put_columns(low, 0);
-      put_columns(high, 4);
+      constexpr int kStep = Turned<kEdge>::kStep;
+      char* const to = shared.data.turned.find(Lattice::left(), Lattice::top());
+      put_transposed(to, kStep, low);
+      put_transposed(to + 4 * kStep, kStep, high);
       __syncthreads();
       shared.data.turned.flush(a.columnwise, tile.first_col, a.cols, tile.first_row, a.rows);
       __syncthreads();
     }
-  }
-  __device__ __forceinline__ void put_columns(const u32 (&row)[kRun], int first) {
-    u32 upper[4], lower[4];
-    transpose_bytes({row[0], row[1], row[2], row[3]}, upper);
-    transpose_bytes({row[4], row[5], row[6], row[7]}, lower);
-    char* const to = shared.data.turned.find(Lattice::left(), Lattice::top());
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      *reinterpret_cast<u64*>(to + (first + j) * Turned<kEdge>::kStep) = u64(lower[j]) << 32 | upper[j];
   }
 };

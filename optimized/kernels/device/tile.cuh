@@ -3,21 +3,25 @@
 
 constexpr int kEdge = 128;  // rows and columns of a CTA: what the padding of scales is a multiple of
 
-// The threads of a CTA over a tile: 4 x 2 warps of 32 x 64 elements, as 4 x 8 threads of 8 x 8. So the 32 rows of a
-// block meet in 4 lanes, and its 32 columns too.
-struct Lattice {
+// The threads of a CTA over a tile: Down x Across warps of 32 x 64 elements, as 4 x 8 threads of 8 x 8. So the 32 rows
+// of a block meet in 4 lanes, and its 32 columns too.
+template <int Down, int Across>
+struct LatticeOf {
   static __device__ __forceinline__ int lane_across() { return threadIdx.x % 8; }
   static __device__ __forceinline__ int lane_down() { return threadIdx.x / 8 % 4; }
-  static __device__ __forceinline__ int warp_across() { return threadIdx.x / kWarp % 2; }
-  static __device__ __forceinline__ int warp_down() { return threadIdx.x / kWarp / 2; }
+  static __device__ __forceinline__ int warp_across() { return threadIdx.x / kWarp % Across; }
+  static __device__ __forceinline__ int warp_down() { return Down == 1 ? 0 : threadIdx.x / kWarp / Across; }
   // This thread's first row and column within the tile.
   static __device__ __forceinline__ int top() { return warp_down() * 32 + lane_down() * kRun; }
   static __device__ __forceinline__ int left() { return warp_across() * 64 + lane_across() * kRun; }
 };
 
-// 128 x 128 elements in registers.
-template <class X, class Fill>
-struct Tile : Lattice {
+using Lattice = LatticeOf<4, 2>;
+
+// 128 x 128 elements in registers, or as many as `At` lays the threads over.
+template <class X, class Fill, class At = Lattice>
+struct Tile : At {
+  using At::left, At::top;
   using type = X;
   using fill = Fill;
   static constexpr bool kTile = true, kColumns = true, kMeets = true;
@@ -59,6 +63,18 @@ struct RowTile : Tile<X, Fill> {
   static constexpr bool kColumns = false;
 };
 
+// 16 bytes of a line of `pitch`, of which `bytes` exist.
+__device__ __forceinline__ void put_chunk(u8* target, const uint4& source, int bytes, i64 pitch) {
+  if (bytes == 16 && pitch % 16 == 0) {
+    *reinterpret_cast<uint4*>(target) = source;
+  } else if (pitch % 8 == 0) {
+    if (bytes >= 8) *reinterpret_cast<uint2*>(target) = {source.x, source.y};
+    if (bytes == 16) *reinterpret_cast<uint2*>(target + 8) = {source.z, source.w};
+  } else {
+    for (int i = 0; i < bytes; ++i) target[i] = reinterpret_cast<const u8*>(&source)[i];
+  }
+}
+
 // The transpose of a tile in shared memory: `Bytes` for each of 128 columns, in chunks of 16. The 8 neighbouring
 // columns of a thread are 8 lines apart and chunks change places with the line, so that neither the threads that
 // write a word nor those that read a chunk meet in a bank.
@@ -85,16 +101,7 @@ struct Turned {
       const int line = k / kChunks, c = k % kChunks;
       const i64 column = first_column + column_of(line), byte = first_byte + 16 * c;
       const int bytes = column < columns ? int(min(i64(16), pitch - byte)) : 0;
-      u8* const target = out + column * pitch + byte;
-      const uint4& source = at(line, c);
-      if (bytes == 16 && pitch % 16 == 0) {
-        *reinterpret_cast<uint4*>(target) = source;
-      } else if (pitch % 8 == 0) {
-        if (bytes >= 8) *reinterpret_cast<uint2*>(target) = {source.x, source.y};
-        if (bytes == 16) *reinterpret_cast<uint2*>(target + 8) = {source.z, source.w};
-      } else {
-        for (int i = 0; i < bytes; ++i) target[i] = reinterpret_cast<const u8*>(&source)[i];
-      }
+      put_chunk(out + column * pitch + byte, at(line, c), bytes, pitch);
     }
   }
   // From such an array, before a barrier. All of a whole tile is on its way before any of it is put down.
@@ -155,4 +162,13 @@ __device__ __forceinline__ void transpose_bytes(const u32 (&in)[4], u32 (&out)[4
   const u32 c = __byte_perm(in[0], in[1], 0x7362), d = __byte_perm(in[2], in[3], 0x7362);
   out[0] = __byte_perm(a, b, 0x5410), out[1] = __byte_perm(a, b, 0x7632);
   out[2] = __byte_perm(c, d, 0x5410), out[3] = __byte_perm(c, d, 0x7632);
+}
+
+// Eight rows' bytes in four columns, row[i] those of row i: the eight of column j to `to` + j * step.
+__device__ __forceinline__ void put_transposed(char* to, int step, const u32 (&row)[kRun]) {
+  u32 upper[4], lower[4];
+  transpose_bytes({row[0], row[1], row[2], row[3]}, upper);
+  transpose_bytes({row[4], row[5], row[6], row[7]}, lower);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) *reinterpret_cast<u64*>(to + j * step) = u64(lower[j]) << 32 | upper[j];
 }
