@@ -10,7 +10,7 @@ from harness.tests.quantize_cases import E5M2, recipes
 from harness.tests.test_plan import CHIPS, H200, SM_80, check, chips, forward_problems, margins, quick
 from optimized import norm_quantize_plan as plans
 from optimized.norm_forward import path_of
-from optimized.norm_quantize_plan import Path, choose, in_two_passes, of_norm, refusal, rows_of
+from optimized.norm_quantize_plan import Path, choose, in_two_passes, of_norm, refusal, rows_of, slabs
 from optimized.normalization import forced_path, plan_of
 from optimized.plan import SIZES
 from optimized.quantize_plan import THREADS, Work
@@ -159,6 +159,44 @@ def test_two_passes(pair, chip, sm_margin):
     assert plan.workspace_bytes == (4 * plan.grid if work.twice else 0)
     assert ("f32, Whole" in plan.kernel or "f32, Ragged" in plan.kernel) >= (work.scheme[-1] == "Delayed")
     assert not work.flat and (work.columns <= work.tiles)
+
+
+@quick
+@given(works(), chips, margins, st.sampled_from((64, 1, 7)))
+def test_slabs(pair, chip, sm_margin, unit):
+    problem, work = (replace(each, cols=each.cols * unit) for each in pair)
+    plan = slabs(problem, work, chip, sm_margin)
+    if plan is None:
+        return
+    assert chip.is_hopper_or_later and work.columns and work.whole and not work.twice and problem.cols % 64 == 0
+    row = plan.shared_bytes // (32 * SIZES[problem.x])
+    sizes = [1, *dict(chip.clusters)]
+    assert row % 128 == 0 and row * plan.cluster >= problem.cols, "whole words of scales, and every column"
+    assert plan.shared_bytes <= plans.SLAB_BYTES and not plan.cooperative and plan.block == THREADS
+    fewer = sizes[max(0, sizes.index(plan.cluster) - 1)]
+    assert plan.cluster == 1 or 32 * SIZES[problem.x] * problem.cols > fewer * (plans.SLAB_BYTES - 128 * 128)
+    clusters, ctas = plan.grid // plan.cluster, int(plan.kernel.removesuffix(">").rsplit(", ", 1)[1])
+    assert plan.grid == clusters * plan.cluster and 1 <= clusters <= max(1, -(-problem.rows // 32))
+    assert not sm_margin or plan.grid <= ctas * max(plan.cluster, chip.sms - sm_margin), "the margin stays free"
+    assert slabs(replace(problem, rows=5), work, chip).kernel == plan.kernel, "a row does not depend on the others"
+
+
+@pytest.mark.parametrize("cols, dtype, variant", [
+    (64, torch.bfloat16, "x1"), (1152, torch.float16, "x1"), (1216, torch.bfloat16, "x2"), (4096, torch.bfloat16, "x4"),
+    (8192, torch.bfloat16, "x8"), (9216, torch.bfloat16, "x8"), (4096, torch.float32, "x8"), (9280, torch.bfloat16, None),
+    (992, torch.bfloat16, None),
+])
+def test_slabs_are_taken_where_they_fit(cols, dtype, variant):
+    """Columnwise alone and both ways; nowhere else, and not before Hopper."""
+    state = [torch.ones(1, device="meta")] * 2
+    for make, family in ((MXFP8Quantizer, "Mxfp8"), (lambda **sides: Float8Quantizer(*state, **sides), "Fp8")):
+        for rowwise in (False, True):
+            quantizer = make(rowwise=rowwise, columnwise=True)
+            plan = planned(quantizer, (64, cols), dtype)
+            assert (plan.source, plan.variant) == (("norm_slab.cu", f"Slab {family} {variant}") if variant else (
+                "norm_quantize.cu", f"NormedTile {family}"))
+            assert planned(quantizer, (64, cols), dtype, chip=SM_80).source == "norm_quantize.cu"
+        assert planned(make(rowwise=True), (64, cols), dtype).source != "norm_slab.cu"
 
 
 @quick
