@@ -40,21 +40,6 @@ __device__ __forceinline__ void store(void* p, i64 element, const Vec<T, N>& v) 
   *reinterpret_cast<Vec<T, N>*>(static_cast<T*>(p) + element) = v;
 }
 
-// The same in units of 16 or 8 bytes, which the compiler does not take apart.
-template <class T, int N>
-__device__ __forceinline__ void store_in_units(void* p, i64 element, const Vec<T, N>& v) {
-  T* const to = static_cast<T*>(p) + element;
-  if constexpr (sizeof(v) % 16 == 0) {
-#pragma unroll
-    for (int i = 0; i < int(sizeof(v)) / 16; ++i)
-      __stwb(reinterpret_cast<uint4*>(to) + i, reinterpret_cast<const uint4*>(&v)[i]);
-  } else if constexpr (sizeof(v) == 8) {
-    __stwb(reinterpret_cast<uint2*>(to), reinterpret_cast<const uint2&>(v));
-  } else {
-    store(p, element, v);
-  }
-}
-
 // Data of other SMs, written during this launch: not from this SM's L1.
 template <int N>
 __device__ __forceinline__ Vec<f32, N> load_past_l1(const float* p) {
