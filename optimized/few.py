@@ -24,6 +24,7 @@ def launch(products: tuple[Operands, ...], device: torch.device, cut: Cut | None
     cut = cut or few_plan.best(operands.product(True), here)
     plan = few_plan.few(cut, here)
     make_current(device)  # for the maps
-    maps = tma.of_matrix(operands.a, (cut.cols, DEPTH), 128), tma.of_matrix(operands.b, (cut.rows, DEPTH), 128)
+    rows_of_x = cut.product.m  # no more: filling up with zeros takes the copy engine long
+    maps = tma.of_matrix(operands.a, (rows_of_x, DEPTH), 128), tma.of_matrix(operands.b, (cut.rows, DEPTH), 128)
     scalars = *operands.scalars(cut), numpy.int32(plan.stages)
     return Launch(plan, device, POINTERS, scalars, tma.Maps(maps, (0, 1), tuple(range(POINTERS))))

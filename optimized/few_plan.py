@@ -9,19 +9,19 @@ from optimized.plan import SIZES, Chip, Plan, round_up
 
 LEAST_ROWS, MAX_ROWS = skinny_plan.MAX_ROWS + 1, 128  # of x
 COLS = (32, 64, 128)  # of x in a kernel: an n of wgmma
+DEEP_ROWS = 64  # of x: with more, a CTA takes all memory of an SM
 ROWS = (64, 128)  # of W in a CTA
 CLUSTERS = (1, 2, 4, 8)
 DEPTH = 64  # elements of K in a stage
 BARRIERS_BYTES, MAX_STAGES = 1024, 32  # sizeof(Few::Barriers), Few::kMaxStages
-CTAS = 2  # of an SM
+CTAS = 2  # of an SM, where there are that many
 SM_BYTES, CTA_BYTES = 1024, 1024  # that an SM has beyond what a CTA can take, and that each CTA costs beside its own
 MAX_EXTENT = 1 << 30  # coordinates of the copy engine are int32
 
 # A model of the busiest SM's time, in cycles.
 MEMORY_BYTES_A_CYCLE = 18  # an SM's share
-L2_BYTES_A_CYCLE = 46
-CLUSTER_BYTES_A_CYCLE = 20  # from the shared memory of others
-FILL_CYCLES, MEET_CYCLES = 1500, 1000
+L2_BYTES_A_CYCLE = 34  # to an SM that has one CTA
+FILL_CYCLES, MEET_CYCLES = 1000, 500  # of a wave; for each CTA of a cluster
 STORE_CYCLES = 0.04  # an element of D
 
 
@@ -53,9 +53,19 @@ class Cut:
         """sizeof(Few::Stage)."""
         return 2 * DEPTH * (self.rows + self.cols)
 
+    def at_once(self, chip: Chip) -> int:
+        """Clusters that run at once with one CTA an SM."""
+        return dict(chip.clusters).get(self.cluster, chip.sms)
+
+    def alone(self, chip: Chip) -> bool:
+        """Whether each CTA has an SM to itself."""
+        return self.tiles <= self.at_once(chip)
+
     def stages(self, chip: Chip) -> int:
-        """In flight: as many as CTAS CTAs of an SM have room for."""
-        room = (chip.shared_bytes + SM_BYTES) // CTAS - CTA_BYTES - BARRIERS_BYTES
+        """In flight: as many as the CTAs of an SM have room for. Beside few rows of x half of an SM's memory is enough,
+        even for one CTA, and the next launch finds room."""
+        ctas = 1 if self.product.m > DEEP_ROWS else CTAS
+        room = (chip.shared_bytes + SM_BYTES) // ctas - CTA_BYTES - BARRIERS_BYTES
         return min(MAX_STAGES, room // self.stage_bytes)
 
     def shared_bytes(self, chip: Chip) -> int:
@@ -71,7 +81,8 @@ def takes(products: tuple[Product, ...], chip: Chip) -> bool:
     sized = LEAST_ROWS <= p.m <= MAX_ROWS and 0 < min(p.n, p.k) and max(p.n, p.k) <= MAX_EXTENT
     loaded = p.element != "f32" and p.vectors and p.apart
     result = p.output == p.element or p.output == "f32" and not p.adds
-    return chip.arch == "sm_90a" and forward and sized and loaded and result and not starts_sooner(p, chip)
+    able = chip.arch == "sm_90a" and forward and sized and loaded and result
+    return able and not starts_sooner(p, chip) and bool(cuts(p, chip))
 
 
 def few(cut: Cut, chip: Chip) -> Plan:
@@ -91,22 +102,28 @@ def best(product: Product, chip: Chip) -> Cut:
 
 
 def cuts(product: Product, chip: Chip) -> list[Cut]:
-    """Those that there are: every CTA has a part of K."""
+    """Those that there are: every CTA has a part of K. Where x costs as much as W on its way to the SMs, none that has
+    more CTAs than SMs: gemm.cu shares x between them."""
     sizes = [size for size in CLUSTERS if size == 1 or size in dict(chip.clusters) and size <= _steps(product)]
-    return [Cut(product, rows, size) for rows in ROWS for size in sizes]
+    found = [Cut(product, rows, size) for rows in ROWS for size in sizes]
+    return [cut for cut in found if product.m <= DEEP_ROWS or cut.alone(chip)]
 
 
 def cycles(cut: Cut, chip: Chip) -> float:
-    """SM cycles from the start of a launch to its end, by the model."""
-    p, others = cut.product, (cut.cluster - 1) / cut.cluster
-    at_once = dict(chip.clusters).get(cut.cluster, chip.sms)
-    ctas = -(-cut.tiles // at_once)  # of the busiest SM
-    loaded = ctas * cut.steps * 2 * DEPTH * (cut.rows + p.m) / L2_BYTES_A_CYCLE
-    moved = 2 * p.k * (p.n + p.m) + SIZES[p.output] * p.m * p.n * (2 if p.adds else 1)
-    memory = moved / (MEMORY_BYTES_A_CYCLE * chip.sms)
-    met = others * 4 * p.m * cut.rows / CLUSTER_BYTES_A_CYCLE + (MEET_CYCLES if cut.cluster > 1 else 0)
-    stored = STORE_CYCLES * p.m * cut.rows / cut.cluster
-    return FILL_CYCLES + max(loaded, memory) + min(loaded, memory) / 4 + ctas * (met + stored)
+    """SM cycles from the start of a launch to its end, by the model: waves of clusters, the last of which may be small
+    enough for an SM to be what limits it."""
+    p, at_once = cut.product, cut.at_once(chip)
+    weights = 2 * DEPTH * cut.steps * cut.rows * cut.cluster  # bytes of a cluster
+    loaded = 2 * DEPTH * cut.steps * (cut.rows + p.m) / L2_BYTES_A_CYCLE  # cycles of a CTA with an SM for itself
+    met = MEET_CYCLES * cut.cluster * (cut.cluster > 1) + STORE_CYCLES * p.m * cut.rows / cut.cluster
+
+    def wave(clusters):
+        memory = clusters * weights / (MEMORY_BYTES_A_CYCLE * chip.sms)
+        return FILL_CYCLES + max(memory, -(-clusters // at_once) * loaded) + met
+
+    most = at_once * (1 if cut.alone(chip) else CTAS)
+    full, rest = divmod(cut.tiles, most)
+    return full * wave(most) + (wave(rest) if rest else 0)
 
 
 def _steps(product: Product) -> int:

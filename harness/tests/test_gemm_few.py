@@ -14,7 +14,7 @@ from harness.tests.emulated import SM_80
 from harness.tests.test_specializations import instructions
 from harness.tune import candidates
 from optimized import gemm_plan, jit
-from optimized.few_plan import COLS, CTAS, LEAST_ROWS, MAX_ROWS, ROWS, Cut, best, cuts, cycles, few, takes
+from optimized.few_plan import COLS, CTAS, DEEP_ROWS, LEAST_ROWS, MAX_ROWS, ROWS, Cut, best, cuts, cycles, few, takes
 from optimized.linear_plan import Product
 from optimized.plan import H200
 
@@ -23,7 +23,8 @@ KERNELS = [("gemm_few.cu", f"gemm_few<{element}, {rows}, {cols}, {epilogue}>") f
            for epilogue in (f"Store<{element}>", f"ScaleAdd<{element}>", "Store<f32>")]
 ONE = Product(100, 4096, 4096, "bf16", "bf16")
 SHAPES = [(m, n, k) for m in (17, 32, 33, 64, 100, 128)
-          for n, k in ((1, 136), (45, 4096), (640, 3072), (3072, 3072), (4104, 1032), (7168, 18432), (28672, 4096))]
+          for n, k in ((1, 136), (45, 4096), (640, 3072), (3072, 3072), (4104, 1032), (7168, 18432), (28672, 4096))
+          if m <= DEEP_ROWS or n < 28672]
 
 
 @pytest.mark.parametrize("m, n, k", SHAPES)
@@ -46,10 +47,10 @@ def test_every_cut_covers_the_product(m, n, k):
 @pytest.mark.parametrize("m", (17, 33, 65))
 def test_ctas_share_an_sm_with_enough_of_w_on_its_way(m, rows):
     """What each keeps comes with 1 KiB; the sums fit where the stages were."""
-    cut = Cut(replace(ONE, m=m), rows, 1)
+    cut, ctas = Cut(replace(ONE, m=m), rows, 1), 1 if m > DEEP_ROWS else CTAS
     plan = few(cut, H200)
-    assert CTAS * (plan.shared_bytes + 1024) <= H200.shared_bytes + 1024
-    assert plan.stages >= 3 and CTAS * plan.stages * 128 * rows >= 40 << 10
+    assert ctas * (plan.shared_bytes + 1024) <= H200.shared_bytes + 1024
+    assert plan.stages >= 3 and ctas * plan.stages * 128 * rows >= 40 << 10
     assert plan.shared_bytes >= 1024 + max(plan.stages * plan.stage_bytes, 4 * cut.cols * (rows + 4))
     assert plan.stage_bytes == 128 * (rows + cut.cols) and plan.stage_bytes % 1024 == 0
 
@@ -62,15 +63,25 @@ def test_the_fastest_by_the_model_is_taken(m, n, k):
     assert (", K over " in shown) == (best(p, H200).cluster > 1)
 
 
-@pytest.mark.parametrize("n, k", [(1024, 4096), (3072, 3072), (4096, 11008), (7168, 18432), (28672, 4096)])
-def test_most_sms_have_a_part_of_w(n, k):
-    assert few(best(replace(ONE, n=n, k=k), H200), H200).grid >= 64
-    assert best(replace(ONE, n=28672), H200).cluster == 1 < best(replace(ONE, n=1024), H200).cluster
+@pytest.mark.parametrize("m, n, k", [(100, 1024, 4096), (100, 3072, 3072), (128, 4096, 11008), (128, 7168, 18432),
+                                     (17, 1024, 4096), (64, 3072, 3072), (33, 28672, 4096)])
+def test_most_sms_have_a_part_of_w(m, n, k):
+    assert few(best(replace(ONE, m=m, n=n, k=k), H200), H200).grid >= 64
+    assert best(replace(ONE, m=40, n=28672), H200).cluster == 1 < best(replace(ONE, n=1024), H200).cluster
+
+
+def test_x_costs_as_much_as_w():
+    """From there on no more CTAs than SMs, or gemm.cu, whose CTAs share x."""
+    assert all(cut.tiles <= cut.at_once(H200) for cut in cuts(ONE, H200))
+    for n, taken in ((8448, True), (16896, True), (16897, False), (28672, False)):
+        wide = replace(ONE, n=n)
+        assert takes((wide,), H200) == taken != gemm_plan.takes((wide,), H200)
+        assert takes((replace(wide, m=DEEP_ROWS),), H200)
 
 
 def test_a_chip_without_clusters_has_whole_k():
     assert {cut.cluster for cut in cuts(ONE, replace(H200, clusters=()))} == {1}
-    assert {cut.cluster for cut in cuts(replace(ONE, k=200), H200)} == {1, 2, 4}
+    assert {cut.cluster for cut in cuts(replace(ONE, m=40, k=200), H200)} == {1, 2, 4}
 
 
 @pytest.mark.parametrize("refused", [

@@ -59,13 +59,14 @@ struct Few {
     fence_mbarrier_init();
   }
 
-  // By one thread: `steps` stages of K from `k` on, of the rows of W from `row` on.
+  // By one thread: `steps` stages of K from `k` on, of the rows of W from `row` on. What the stages hold behind the last
+  // row of x counts for no element of D.
   __device__ __forceinline__ void load(const FewRows& p, int row, int k, int steps) {
 #pragma unroll 1
     for (; steps > 0; --steps, k += kDepth, advance()) {
       u64* const full = &barriers.full[stage];
       wait(&barriers.empty[stage], phase ^ 1);
-      mbarrier_arrive_expect_tx(full, sizeof(Stage));
+      mbarrier_arrive_expect_tx(full, (Rows + int(p.g.m)) * kDepth * 2);
       tensor_load(stages[stage].w, &p.w, k, row, full);
       tensor_load(stages[stage].x, &p.x, k, 0, full);
     }
