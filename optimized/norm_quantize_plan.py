@@ -14,7 +14,8 @@ CURRENT_THREADS = {("RmsNorm", 2): 1024, ("RmsNorm", 4): 512, ("LayerNorm", 2): 
 KEPT_SHARE = 0.8  # of an SM's shared memory, for rows between two passes; the rest stays L1 and what kernels declare
 MOST_BYTES_HELD = 128  # of x in one thread's registers
 SLAB_ROWS = 32  # kSlabRows
-SLAB_BYTES = 72 << 10  # of x in a CTA, so that three fit on an SM beside each other
+SLAB_BYTES = 72 << 10  # of x in a CTA, kSlabCols of two bytes: three such fit on an SM
+SLAB_STATIC_BYTES = 7 << 10  # upper bound of what norm_slab.cu declares, and of what each CTA costs besides
 
 
 class Path(enum.Enum):
@@ -138,19 +139,19 @@ def slabs(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> Plan 
         return None
     for cluster in (1, *(size for size, _ in chip.clusters)):
         slab = plans.round_up(-(-problem.cols // cluster), TILE)
-        shared = SLAB_ROWS * slab * SIZES[problem.x]
-        if shared <= SLAB_BYTES:
+        x_bytes = SLAB_ROWS * slab * SIZES[problem.x]
+        if x_bytes <= SLAB_BYTES:
             break
     else:
         return None
     family, code, *_ = work.scheme
-    types = f"{problem.norm}, {problem.x}"
-    ctas = 2 if (problem.norm, problem.x, family) == ("LayerNorm", "f32", "Mxfp8") else 3  # without spills
-    most = ctas * plans.at_once(chip, cluster, sm_margin) if sm_margin else plans.MAX_GRID
-    grid = max(1, min(most, -(-problem.rows // SLAB_ROWS))) * cluster
-    kernel = f"norm_slab<{types}, Slab{family}<{types}, {problem.gain}, {code}>, {ctas}>"
-    return Plan("norm_slab.cu", kernel, f"Slab {family} x{cluster}", grid, THREADS, cluster, shared_bytes=shared,
-                programmatic=True)
+    shared = x_bytes + slab * SIZES[problem.gamma] * (2 if problem.norm == "LayerNorm" else 1)
+    ctas = 2 if (problem.x, family) == ("f32", "Mxfp8") else 3  # as many as registers allow without spills
+    most = min(ctas, chip.shared_bytes // (shared + SLAB_STATIC_BYTES)) * plans.at_once(chip, cluster, sm_margin)
+    grid = max(1, min(most if sm_margin else plans.MAX_GRID, -(-problem.rows // SLAB_ROWS))) * cluster
+    kernel = f"norm_slab<Slab{family}<{problem.norm}, {problem.x}, {problem.gain}, {code}>, {ctas}>"
+    return Plan("norm_slab.cu", kernel, f"Slab {family} x{cluster}", grid, THREADS, cluster, stage_bytes=x_bytes,
+                shared_bytes=shared, programmatic=True)
 
 
 def in_two_launches(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> tuple[Plan, Plan]:

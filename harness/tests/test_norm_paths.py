@@ -169,10 +169,11 @@ def test_slabs(pair, chip, sm_margin, unit):
     if plan is None:
         return
     assert chip.is_hopper_or_later and work.columns and work.whole and not work.twice and problem.cols % 64 == 0
-    row = plan.shared_bytes // (32 * SIZES[problem.x])
+    row = plan.stage_bytes // (32 * SIZES[problem.x])
     sizes = [1, *dict(chip.clusters)]
     assert row % 128 == 0 and row * plan.cluster >= problem.cols, "whole words of scales, and every column"
-    assert plan.shared_bytes <= plans.SLAB_BYTES and not plan.cooperative and plan.block == THREADS
+    assert plan.stage_bytes <= plans.SLAB_BYTES and not plan.cooperative and plan.block == THREADS
+    assert plan.shared_bytes - plan.stage_bytes == row * SIZES[problem.gamma] * (1 + (problem.norm == "LayerNorm"))
     fewer = sizes[max(0, sizes.index(plan.cluster) - 1)]
     assert plan.cluster == 1 or 32 * SIZES[problem.x] * problem.cols > fewer * (plans.SLAB_BYTES - 128 * 128)
     clusters, ctas = plan.grid // plan.cluster, int(plan.kernel.removesuffix(">").rsplit(", ", 1)[1])

@@ -25,11 +25,11 @@ template <class Norm, class P, class Fill>
 struct Parameters {
   Vec<P, kRun> gamma, beta;
 
-  __device__ __forceinline__ Parameters(const NormQuantize& a, i64 column, int count)
-      : gamma(load_run<P, Fill>(a.gamma, column, count, true)) {
+  __device__ __forceinline__ Parameters(const void* gammas, const void* betas, i64 column, int count)
+      : gamma(load_run<P, Fill>(gammas, column, count, true)) {
 #pragma unroll
     for (int i = 0; i < kRun; ++i) beta.lane[i] = P(-0.f);  // -0 adds nothing, +0 would turn -0 into +0
-    if (Norm::kCentered && a.beta) beta = load_run<P, Fill>(a.beta, column, count, true);
+    if (Norm::kCentered && betas) beta = load_run<P, Fill>(betas, column, count, true);
   }
 };
 
@@ -68,7 +68,7 @@ struct NormedTileOf : Base {
     this->columns = min(i64(kRun), max(i64(0), a.cols - column));
     this->rows = this->columns ? min(i64(kRun), max(i64(0), a.rows - row)) : 0;
     using Fill = typename Base::fill;
-    const Parameters<Norm, typename Gamma::type, Fill> parameters(a, column, this->columns);
+    const Parameters<Norm, typename Gamma::type, Fill> parameters(a.gamma, a.beta, column, this->columns);
     Vec<X, kRun> x[kRun];
 #pragma unroll
     for (int i = 0; i < kRun; ++i)
@@ -103,7 +103,7 @@ struct NormedStrip : Strip<Y, Fill> {
     }
 #pragma unroll
     for (int i = 0; i < Base::kRuns; ++i) {
-      const Parameters<Norm, typename Gamma::type, Fill> parameters(a, column[i], count[i]);
+      const Parameters<Norm, typename Gamma::type, Fill> parameters(a.gamma, a.beta, column[i], count[i]);
       this->run[i] = normed_run<Norm, Gamma, Fill, Y>(a, row[i], count[i], x[i], parameters);
     }
   }

@@ -17,8 +17,9 @@ constexpr int kSlabStep = 64 * kSlabWarps;  // columns of the eight
 __device__ __forceinline__ int slab_warp() { return threadIdx.x / kWarp; }
 __device__ __forceinline__ int slab_lane() { return threadIdx.x % kWarp; }
 
-// Columns [first, first + width) are this CTA's; rows lie `pitch` columns apart, the same in each CTA.
-template <class X>
+// Columns [first, first + width) are this CTA's: of 32 rows of x, `pitch` columns apart, the same in each CTA, then of
+// gamma and of beta, of type P.
+template <class X, class P>
 struct SlabPart {
   int pitch, first, width;
 
@@ -28,6 +29,8 @@ struct SlabPart {
   __device__ __forceinline__ X* at(int row, int column) const {
     return reinterpret_cast<X*>(dynamic_shared()) + row * pitch + column;
   }
+  __device__ __forceinline__ P* gamma() const { return reinterpret_cast<P*>(at(kSlabRows, 0)); }
+  __device__ __forceinline__ P* beta() const { return gamma() + pitch; }
   __device__ __forceinline__ const Vec<X, kRun>& run(int row, int column) const {
     return *reinterpret_cast<const Vec<X, kRun>*>(at(row, column));
   }
@@ -35,6 +38,17 @@ struct SlabPart {
 #pragma unroll
     for (int i = 0; i < int(sizeof(run) / sizeof(uint4)); ++i)
       reinterpret_cast<uint4*>(at(row, column))[i] = reinterpret_cast<const uint4*>(&run)[i];
+  }
+  // By all threads; a beta that is not given is -0, which adds nothing, where +0 would turn -0 into +0.
+  __device__ __forceinline__ void fetch_parameters(const NormQuantize& a, bool centered, u64* here) const {
+    const int bytes = width * int(sizeof(P)), given = !centered || a.beta;
+    if (threadIdx.x == 0) {
+      mbarrier_arrive_expect_tx(here, centered && given ? 2 * bytes : bytes);
+      if (bytes) bulk_load(gamma(), static_cast<const P*>(a.gamma) + first, bytes, here);
+      if (bytes && centered && given) bulk_load(beta(), static_cast<const P*>(a.beta) + first, bytes, here);
+    }
+#pragma unroll 1
+    for (int column = threadIdx.x; !given && column < width; column += kThreads) beta()[column] = P(-0.f);
   }
   // By each warp: four rows of its own, of those from `top` on, are sent for; zeros where there are none.
   __device__ __forceinline__ void fetch(const NormQuantize& a, i64 top, u64* here) const {
@@ -116,21 +130,24 @@ struct SlabSums {
 };
 
 // The rows of a slab: fetched, and their statistics, each warp's of four rows, worked out as HeldRows does.
-template <class Norm, class X>
+template <class Norm, class X, class Gamma>
 struct SlabRows {
+  using P = typename Gamma::type;
   using Add = AddOf<X>;
   struct alignas(16) Shared {
     typename SlabSums<Add>::Shared sums;
     float2 statistics[kSlabRows];  // mu, rsigma
-    u64 here[kSlabWarps];
+    u64 here[kSlabWarps], parameters;
   };
 
   Shared& shared;
-  const SlabPart<X> part;
+  const SlabPart<X, P> part;
   SlabSums<Add> sums;
   u32 phase = 0;
 
-  __device__ __forceinline__ SlabRows(Shared& shared, int cols) : shared(shared), part(cols), sums(shared.sums) {
+  __device__ __forceinline__ SlabRows(Shared& shared, const NormQuantize& a)
+      : shared(shared), part(int(a.cols)), sums(shared.sums) {
+    if (threadIdx.x == 0) mbarrier_init(&shared.parameters, 1);
     if (slab_lane() == 0) {
       mbarrier_init(&shared.here[slab_warp()], 1);
       fence_mbarrier_init();
@@ -140,6 +157,9 @@ struct SlabRows {
   }
   __device__ __forceinline__ void fetch(const NormQuantize& a, i64 top) const {
     part.fetch(a, top, &shared.here[slab_warp()]);
+  }
+  __device__ __forceinline__ void fetch_parameters(const NormQuantize& a) const {
+    part.fetch_parameters(a, Norm::kCentered, &shared.parameters);
   }
   // Four rows' sums of term(value less `off`, sum).
   template <class Term>
@@ -185,9 +205,15 @@ struct SlabRows {
       if (Norm::kCentered) a.mu[own + row] = mean;
     }
   }
+  __device__ __forceinline__ void wait_for_parameters() const {
+    while (!mbarrier_try_wait(&shared.parameters, 0)) {}
+  }
+  __device__ __forceinline__ Parameters<Norm, P, Whole> parameters(int column) const {
+    return {part.gamma(), part.beta(), column, kRun};
+  }
   // y of eight neighbours in a row, before it is rounded.
-  template <class Gamma, class Parameters>
-  __device__ __forceinline__ Floats<kRun> normed(int row, int column, const Parameters& parameters) const {
+  __device__ __forceinline__ Floats<kRun> normed(int row, int column,
+                                                 const Parameters<Norm, P, Whole>& parameters) const {
     const float2 of_row = shared.statistics[row];
     return normed_by<Gamma>(Norm::kCentered ? of_row.x : 0.f, of_row.y, part.run(row, column), parameters);
   }

@@ -7,7 +7,8 @@
 template <class Norm, class X, class Gamma, class Code>
 struct SlabMxfp8 {
   using Blocks = Mxfp8Blocks<Code>;
-  using Rows = SlabRows<Norm, X>;
+  using Rows = SlabRows<Norm, X, Gamma>;
+  using Part = SlabPart<X, typename Gamma::type>;
   static constexpr int kWords = kSlabCols / kEdge;
   struct Shared { u32 scales[kSlabRows][kWords]; };  // of a row's blocks
 
@@ -21,13 +22,13 @@ struct SlabMxfp8 {
     for (int step = 0; step + tile.warp_across() * 64 < rows.part.width; step += kSlabStep) {
       tile.first_col = rows.part.first + step;
       const int column = step + tile.left();
-      const Parameters<Norm, typename Gamma::type, Whole> parameters(a, rows.part.first + column, kRun);
+      const auto parameters = rows.parameters(column);
       Peaks<X> of_columns;
       u32 of_row[kRun];
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
         Vec<X, kRun> y;
-        narrow(rows.template normed<Gamma>(tile.top() + i, column, parameters), y);
+        narrow(rows.normed(tile.top() + i, column, parameters), y);
         of_columns.take(y), of_row[i] = Peaks<X>::of_row(y);
         rows.part.put(tile.top() + i, column, y);
       }
@@ -42,7 +43,7 @@ struct SlabMxfp8 {
     if (a.rowwise) put_scales(rows.part, top);
   }
   template <bool Along, class Tile>
-  __device__ __forceinline__ void put_codes(const SlabPart<X>& part, const Tile& tile, int column,
+  __device__ __forceinline__ void put_codes(const Part& part, const Tile& tile, int column,
                                             const float (&along)[kRun], const float (&down)[kRun]) const {
     i64 place = tile.place(a);
 #pragma unroll
@@ -53,7 +54,7 @@ struct SlabMxfp8 {
     }
   }
   // Of the last 64 columns where an odd number of them is there: two zeros behind their two.
-  __device__ __forceinline__ void put_scales(const SlabPart<X>& part, i64 top) const {
+  __device__ __forceinline__ void put_scales(const Part& part, i64 top) const {
     const int words = ceil_div(part.width, kEdge);
     const i64 pitch = round_up(a.cols / Blocks::kBlock, 4);
     __syncthreads();
@@ -74,7 +75,8 @@ struct SlabMxfp8 {
 // turns where its part of x was: 16 rows take 128 bytes each, four lines of 32, in the order of Turned.
 template <class Norm, class X, class Gamma, class Code>
 struct SlabFp8 {
-  using Rows = SlabRows<Norm, X>;
+  using Rows = SlabRows<Norm, X, Gamma>;
+  using Part = SlabPart<X, typename Gamma::type>;
   using At = SlabLattice;
   struct Shared { BlockMax<1>::Shared most; };
 
@@ -87,12 +89,12 @@ struct SlabFp8 {
     const int there = min(i64(kRun), max(i64(0), a.rows - top - At::top()));
     for (int step = 0; step + At::warp_across() * 64 < rows.part.width; step += kSlabStep) {
       const int column = step + At::left();
-      const Parameters<Norm, typename Gamma::type, Whole> parameters(a, rows.part.first + column, kRun);
+      const auto parameters = rows.parameters(column);
       u32 low[kRun], high[kRun];  // of row i: codes of columns 0 … 3 and 4 … 7
       i64 place = (top + At::top()) * a.cols + rows.part.first + column;
 #pragma unroll
       for (int i = 0; i < kRun; ++i, place += a.cols) {
-        const Floats<kRun> y = rows.template normed<Gamma>(At::top() + i, column, parameters);
+        const Floats<kRun> y = rows.normed(At::top() + i, column, parameters);
         if (i < there) cast.look(y);
         const u64 codes = fp8_codes<Code>(y, cast.scale);
         low[i] = codes, high[i] = codes >> 32;
@@ -101,7 +103,7 @@ struct SlabFp8 {
       put_columns(rows.part, step + At::warp_across() * 64, top, low, high);
     }
   }
-  __device__ __forceinline__ void put_columns(const SlabPart<X>& part, int column, i64 top, const u32 (&low)[kRun],
+  __device__ __forceinline__ void put_columns(const Part& part, int column, i64 top, const u32 (&low)[kRun],
                                               const u32 (&high)[kRun]) const {
     char* const lines = reinterpret_cast<char*>(part.at(0, column));
     const int pitch = part.pitch * int(sizeof(X));
