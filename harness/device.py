@@ -37,8 +37,9 @@ class Cuda:
         rows = max(2 * self.l2_bytes, 128 << 20) // (4096 * 4)
         self._flushed = torch.ones(rows, 4096, device="cuda")
         self._sums = torch.empty(rows, device="cuda")
-        self._words = torch.zeros(1 + 2 * REPORT_WORDS, dtype=torch.int64, pin_memory=True)
-        self._host = self._words.numpy()  # of the flag, and of what the blocker and the stamp report
+        self._words = torch.zeros(1 + REPORT_WORDS, dtype=torch.int64, pin_memory=True)
+        self._host = self._words.numpy()  # of the flag, and of what the blocker reports
+        self._stamped = torch.zeros(REPORT_WORDS, dtype=torch.int64, device="cuda")  # a stamp waits for no host
         self._hold, self._stamp = _launch(0, HOLD_LIMIT_US * 1e3), _launch(STAMP_NS, STAMP_NS)
         self.clock = SmClock()
         self.tick_us = self._tick_us()
@@ -62,7 +63,7 @@ class Cuda:
 
     def stamp(self) -> None:
         """Count cycles of an SM for 50 µs at this point of the stream."""
-        self._stamp(self._words.data_ptr(), self._words[1 + REPORT_WORDS :].data_ptr())
+        self._stamp(self._words.data_ptr(), self._stamped.data_ptr())
 
     def overslept(self) -> bool:
         """After `wait`: whether the blocker ended by its limit."""
@@ -70,8 +71,8 @@ class Cuda:
 
     def clock_mhz(self) -> float | None:
         """After `wait`: the lower of the SM clocks during the hold and at the stamp."""
-        reports = self._host[1:].reshape(2, REPORT_WORDS)
-        return min(1e3 * float(cycles) / float(nanoseconds) for _, cycles, nanoseconds in reports)
+        reports = self._host[1:].tolist(), self._stamped.tolist()
+        return min(1e3 * cycles / nanoseconds for _, cycles, nanoseconds in reports)
 
     def flush(self) -> None:
         """Replace what is in L2 by reading. A written flush leaves dirty lines, evicted during the sample."""

@@ -1,6 +1,6 @@
 #include "device/ptx/timer.cuh"
 
-struct Report {  // in host memory
+struct Report {
   u64 overslept;  // 1: the limit ended it
   u64 cycles, nanoseconds;
 };
