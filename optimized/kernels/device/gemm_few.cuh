@@ -135,7 +135,9 @@ struct Few {
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) {
           const int one = min(unit + j * kAll, end - 1);
-          part[i][j] = load_cluster(from[i] + (one / kUnits * kPitch + one % kUnits * 4) * 4);
+          const int row = one / kUnits, column = one % kUnits * 4;
+          part[i][j] = Ctas > 1 ? load_cluster(from[i] + (row * kPitch + column) * 4)
+                                : *reinterpret_cast<const float4*>(&sums().of[row][column]);
         }
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {

@@ -18,6 +18,7 @@ struct SharedRows {
       mbarrier_init(full, 1);
       fence_mbarrier_init();
     }
+    __syncthreads();
   }
   __device__ __forceinline__ void fetch(const Forward& a, i64 index) const {
     const u32 bytes = a.cols * sizeof(X);
@@ -32,7 +33,6 @@ struct SharedRows {
   __device__ __forceinline__ void walk(const Forward& a, Block& scope, Output& output) {
     using Add = AddOf<X>;
     fetch(a, blockIdx.x);
-    __syncthreads();
     for (i64 index = blockIdx.x; index < a.rows; index += gridDim.x) {
       while (!mbarrier_try_wait(full, phase)) {}
       phase ^= 1;
