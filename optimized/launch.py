@@ -192,13 +192,21 @@ def _expect_argument(kernel, size: int) -> None:
         raise TypeError(f"launch: the argument has {size} bytes, but the kernel takes {expected}")
 
 
+_allowed: dict[tuple[int, int], int] = {}  # bytes of dynamic shared memory, by kernel and device
+_allowing = threading.Lock()
+
+
 def _allow_shared(kernel, plan: Plan, device: torch.device) -> None:
-    if plan.shared_bytes:
-        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    """Let the kernel have plan.shared_bytes. What it was allowed before stays: launches of other plans need that."""
+    limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    with _allowing:
+        if plan.shared_bytes <= _allowed.get((int(kernel), device.index), 0):
+            return
         error, handle = driver.cuDeviceGet(device.index)
         raise_error(error)
         error, = driver.cuKernelSetAttribute(limit, plan.shared_bytes, kernel, handle)
         raise_error(error)
+        _allowed[int(kernel), device.index] = plan.shared_bytes
 
 
 def make_current(device: torch.device):
