@@ -85,7 +85,15 @@ def test_an_event_that_comes_late_once_is_no_lie():
     assert confirm.clock(machine) == ""
 
 
-@pytest.mark.parametrize("factor", [0.5, 0.8, 1.25, 2.0])
+@pytest.mark.parametrize("launch_us", [2.0, 6.0])
+def test_a_launch_takes_its_time(launch_us):
+    machine = cheats.Machine()
+    true = machine.elapsed_us
+    machine.elapsed_us = lambda start, end: true(start, end) + launch_us
+    assert confirm.clock(machine) == ""
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.8, 0.95, 1.25, 2.0])
 def test_a_clock_that_lies_is_found_out(factor):
     machine = cheats.Machine()
     assert confirm.clock(machine) == ""
