@@ -84,10 +84,11 @@ class Gpu:
         for subject, run in runs:
             with subject.guarded(self):
                 timed.append(self._prepared(subject, inputs, [partial(run, one) for one in inputs]))
+        pace = timing.Pace()
         with Telemetry(self.index) as telemetry:
             for number in range(self.limits.replicates):
                 ready = [one for one in timed if one.subject.ok]
-                self._replicate(ready[::-1] if number % 2 else ready)
+                self._replicate(ready[::-1] if number % 2 else ready, pace)
         for subject, _ in runs:
             subject.fields["gpu_state"] = telemetry.state()
         for one in timed:
@@ -98,14 +99,14 @@ class Gpu:
             self._confirm(timed.pop(0))
         torch.cuda.empty_cache()  # the graphs' private pools
 
-    def _replicate(self, timed: list[Timed]) -> None:
+    def _replicate(self, timed: list[Timed], pace: timing.Pace) -> None:
         """Warm every implementation up, then measure column after column, each with all of them in turns."""
         for one in timed:
             with one.subject.guarded(self):
                 self._warm(one.calls[0])
         for column in COLUMNS:
             owner = {one.make[column](): one for one in timed if one.subject.ok}
-            timing.interleave(owner, guard=lambda meter, owner=owner: owner[meter].subject.guarded(self))
+            timing.interleave(owner, lambda meter, owner=owner: owner[meter].subject.guarded(self), pace)
             for meter, one in owner.items():
                 one.meters[column].append(meter)
 
@@ -116,7 +117,7 @@ class Gpu:
         budget = device.Budget(self.limits.cap_s / self.limits.replicates, self.limits.replicates)
         make = {
             "graph_us": partial(device.graph_us, self.device, graph, count, budget),
-            "cold_us": partial(device.cold_us, self.device, calls[0], budget),
+            "cold_us": partial(device.cold_us, self.device, calls[0], about_us, budget),
             "warm_us": partial(device.warm_us, self.device, calls[0], about_us, budget),
         }
         subject.fields["rotation"] = {"inputs": len(calls), "calls": count}

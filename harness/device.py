@@ -162,16 +162,21 @@ def graph_us(device: Cuda, graph: torch.cuda.CUDAGraph, calls: int, budget: Budg
     return Meter(Queue(device, [graph.replay] * replays), replays, budget.cap_s, calls)
 
 
-def cold_us(device: Cuda, call: Callable[[], Any], budget: Budget) -> Meter:
+def batch_of(sample_us: float) -> int:
+    """How many samples make one batch, given about what one takes: of a slow function fewer."""
+    return min(COLD_BATCH, max(1, int(REPLAY_US / max(sample_us, 1e-3))))
+
+
+def cold_us(device: Cuda, call: Callable[[], Any], about_us: float, budget: Budget) -> Meter:
     """The meter of the cold column: L2 is flushed by reading before each sample, outside the events."""
-    return Meter(Queue(device, [call] * COLD_BATCH, cold=True), budget.least(30), budget.cap_s)
+    return Meter(Queue(device, [call] * batch_of(about_us), cold=True), budget.least(30), budget.cap_s)
 
 
 def warm_us(device: Cuda, call: Callable[[], Any], about_us: float, budget: Budget) -> Meter:
     """The meter of the warm column: the same call on the same input, again and again."""
     count = back_to_back(about_us)
     sample = call if count == 1 else partial(_repeat, call, count)
-    batch = max(1, min(COLD_BATCH, QUEUED // count))
+    batch = max(1, min(batch_of(count * about_us), QUEUED // count))
     return Meter(Queue(device, [sample] * batch), budget.least(30), budget.cap_s / 4, count)
 
 

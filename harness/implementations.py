@@ -194,10 +194,10 @@ def suited(case: Case, names: Sequence[str], asked: bool) -> list[str]:
     """Those of the implementations that compute the function of the case.
 
     Unless it is `asked` for, what multiplies matrices in float32 is not timed beside cuBLAS: the reference proves what
-    is right, and would take most of a run.
+    is right, and would take most of a run. Nor is a copy of what products read and write: it is not what limits them.
     """
     found = [name for name in names if (of := IMPLEMENTATIONS[name].functions) is None or case.function in of]
-    slow = () if asked or "cublas" not in found else ("reference", "compiled")
+    left = () if asked or "cublas" not in found else ("reference", "compiled", "copy")
     if case.function in PIPELINES and not asked:
-        slow = ("reference",)
-    return [name for name in found if name not in slow]
+        left = ("reference", "copy")
+    return [name for name in found if name not in left]

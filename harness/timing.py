@@ -16,7 +16,7 @@ from harness.samples import Timing, settled, summarize
 HOLD_LIMIT_US = 50_000.0  # the blocker ends by itself after this time at the latest
 THROTTLED = 0.9  # of the session's median SM clock: a batch that ran slower is dropped
 THROTTLED_SHARE = 0.1  # of all samples: more dropped than this, and the row says so
-REST_S = 0.15  # for a GPU that was throttled
+REST_S = 0.05  # before each batch, for a GPU that was throttled
 
 
 class SmClock:
@@ -130,7 +130,7 @@ class Meter:
     """Takes batches until the median is known well enough or `cap_s` seconds are spent.
 
     `calls_per_sample` divides every sample (a replayed graph of many calls). At least `minimum` samples, if the
-    GPU keeps its clock: samples of a throttled batch go into `slow`, and the device rests.
+    GPU keeps its clock: samples of a throttled batch go into `slow`.
     """
 
     queue: Queue
@@ -150,8 +150,6 @@ class Meter:
         kept = self.slow if self.queue.throttled else self.samples
         kept += [sample / self.calls_per_sample for sample in batch]
         self.dropped += dropped
-        if self.queue.throttled:
-            device.rest(REST_S)
         self.spent_s += device.now() - began
 
     @property
@@ -196,18 +194,36 @@ def throttled(meters: Iterable[Meter]) -> bool:
     return slow > THROTTLED_SHARE * (slow + fine)
 
 
-def interleave(meters: Iterable[Meter], guard: Callable[[Meter], Any] = nullcontext) -> None:
+class Pace:
+    """How meters that are compared take their steps. Once the GPU was throttled in the step of any, it rests before
+    each: a rest behind the one that was slow would be a head start for the next."""
+
+    def __init__(self) -> None:
+        self.tired = False
+
+    def step(self, meter: Meter) -> None:
+        """Let the meter take one batch."""
+        if self.tired:
+            meter.queue.device.rest(REST_S)
+        meter.step()
+        self.tired |= meter.queue.throttled
+
+
+def interleave(
+    meters: Iterable[Meter], guard: Callable[[Meter], Any] = nullcontext, pace: Pace | None = None
+) -> None:
     """Step all meters in turn, forwards then backwards (A B B A), until each is done.
 
     Drift of the clock or of the temperature then falls on all of them alike. `guard(meter)` is a context
-    around each step; a meter whose exception it swallows is left out from then on.
+    around each step; a meter whose exception it swallows is left out from then on. `pace`: that of earlier
+    columns of the same meters' functions.
     """
-    pending = list(meters)
+    pending, pace = list(meters), pace or Pace()
     while pending:
         unfinished = []
         for meter in pending:
             with guard(meter):
-                meter.step()
+                pace.step(meter)
                 if not meter.done:
                     unfinished.append(meter)
         pending = unfinished[::-1]

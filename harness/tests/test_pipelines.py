@@ -99,7 +99,7 @@ def test_the_sweep_is_that_of_the_targets():
     assert {case.recipe for case in pipeline_sweeps.pipelines()} == set(RECIPES)
     case, names = pipeline_sweeps.pipelines()[0], list(IMPLEMENTATIONS)
     assert suited(case, names, asked=True) == [name for name in names if name != "cublas"]
-    assert suited(case, names, asked=False) == ["compiled", "optimized", "unfused", "eager", "copy"]
+    assert suited(case, names, asked=False) == ["compiled", "optimized", "unfused", "eager"]
 
 
 def test_rows_say_how_quantized_operands_are_multiplied():
