@@ -39,7 +39,7 @@ class Cuda:
         self._sums = torch.empty(rows, device="cuda")
         self._words = torch.zeros(1 + REPORT_WORDS, dtype=torch.int64, pin_memory=True)
         self._host = self._words.numpy()  # of the flag, and of what the blocker reports
-        self._stamped = torch.zeros(REPORT_WORDS, dtype=torch.int64, device="cuda")  # a stamp waits for no host
+        self._stamped = torch.zeros(REPORT_WORDS, dtype=torch.int64, device="cuda")  # no stamp waits for a store to reach the host
         self._hold, self._stamp = _launch(0, HOLD_LIMIT_US * 1e3), _launch(STAMP_NS, STAMP_NS)
         self.clock = SmClock()
         self.tick_us = self._tick_us()

@@ -196,7 +196,7 @@ def throttled(meters: Iterable[Meter]) -> bool:
 
 class Pace:
     """How meters that are compared take their steps. Once the GPU was throttled in the step of any, it rests before
-    each: a rest behind the one that was slow would be a head start for the next."""
+    each, in that meter's time: a rest behind the one that was slow would be a head start for the next."""
 
     def __init__(self) -> None:
         self.tired = False
@@ -205,6 +205,7 @@ class Pace:
         """Let the meter take one batch."""
         if self.tired:
             meter.queue.device.rest(REST_S)
+            meter.spent_s += REST_S
         meter.step()
         self.tired |= meter.queue.throttled
 

@@ -119,7 +119,7 @@ def _quantized(function, input, weight, bias, options, quantizer):
 
 
 def _from_registers(of_quantizer, x, gamma, beta, mu, rsigma) -> tuple[int, ...]:
-    """As norm_forward.cu takes pointers for FP8 and MXFP8."""
+    """As norm_forward.cu and norm_shared.cu take pointers for FP8 and MXFP8."""
     scale, amax, scale_inv, data, scales, *_ = of_quantizer
     return scale, amax, scale_inv, scales, x, gamma, beta, data, mu, rsigma
 
@@ -212,7 +212,7 @@ def _plan_fused(function, input, weight, bias, quantizer, *, options, chip: Chip
 
 
 def _plan_rowwise(problem: Problem, quantizer, sm_margin: int, chip: Chip) -> Plan | None:
-    """Where each row is quantized by who normalizes it, all of it being in registers."""
+    """Where each row is quantized by who normalizes it, all of it being on the chip."""
     cast = {Float8Quantizer: "ToFp8<{}>", MXFP8Quantizer: "ToMxfp8<{}, {}>"}.get(type(quantizer))
     code = CODES[quantizer.dtype]
     if cast:

@@ -14,7 +14,7 @@ CURRENT_THREADS = {("RmsNorm", 2): 1024, ("RmsNorm", 4): 512, ("LayerNorm", 2): 
 KEPT_SHARE = 0.8  # of an SM's shared memory, for rows between two passes; the rest stays L1 and what kernels declare
 MOST_BYTES_HELD = 128  # of x in one thread's registers
 SLAB_ROWS = 32  # kSlabRows
-SLAB_BYTES = 72 << 10  # of x in a CTA, kSlabCols of two bytes: three such fit on an SM
+SLAB_BYTES = 72 << 10  # of x in a CTA, kSlabCols of two bytes: three of 64 KB fit on an SM, two of this
 SLAB_STATIC_BYTES = 7 << 10  # upper bound of what norm_slab.cu declares, and of what each CTA costs besides
 
 

@@ -186,7 +186,8 @@ def shared_row_threads(problem: Problem, chip: Chip, held: RowMap | None) -> int
 
 def _from_shared(problem: Problem, chip: Chip, output: str, threads: int, sm_margin: int) -> Plan:
     ctas, row = SHARED_ROW_CTAS[threads], problem.cols * SIZES[problem.x]
-    most = ctas * at_once(chip, 1, sm_margin) if sm_margin else MAX_GRID
+    held = min(ctas, chip.shared_bytes // (row + STATIC_SHARED_BYTES)) * at_once(chip, 1, sm_margin)
+    most = held if sm_margin else MAX_GRID
     types = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}, {threads}, {ctas}, {output}"
     return Plan("norm_shared.cu", f"norm_forward_shared<{types}>", "Shared", max(1, min(most, problem.rows)), threads,
                 row_threads=threads, shared_bytes=row, programmatic=True)
@@ -217,13 +218,14 @@ def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     stages = min(most, MAX_STAGES, max(2, 1 + -(-IN_FLIGHT_BYTES // (rows.slots * stage)))) if ring else 0
     warps = rows.slots * rows.threads // 32 * rows.cluster
     helpful = -(-planes * problem.cols // (warps * STRIP * min(4, problem.vector)))  # each warp has columns to add up
-    groups = max(1, min(at_once(chip, rows.cluster, sm_margin), max(helpful, -(-problem.rows // rows.slots))))
+    busy = max(1, -(-problem.rows // rows.slots))  # that have rows, and so partial sums
+    groups = min(at_once(chip, rows.cluster, sm_margin), max(helpful, busy))
     source, vectors = "Ringed" if ring else "Direct", rows.elements // problem.vector
     return Plan(
         "norm_backward.cu", f"norm_backward<{types}, {vectors}, {rows.scope}, {source}, {limits[rows.elements]}>",
         f"{rows.scope} {source}", groups * rows.cluster, rows.slots * rows.threads, rows.cluster, rows.threads,
         stages, stage, gamma(rows.slab), gamma(rows.slab) + rows.slots * max(stages * stage, 4 * planes * rows.slab),
-        workspace_bytes=4 * planes * groups * problem.cols, cooperative=True,
+        workspace_bytes=4 * planes * min(groups, busy) * problem.cols, cooperative=True,
         programmatic=chip.is_hopper_or_later,
     )
 

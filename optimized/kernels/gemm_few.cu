@@ -25,10 +25,10 @@ __global__ __launch_bounds__(Few<Rows, Cols>::kAll, Few<Rows, Cols>::kCtas) void
   const int all = int(p.g.k + kDepth - 1) / kDepth, step = all * rank >> log_ctas;
   const int steps = (all * (rank + 1) >> log_ctas) - step;
   if (warp < Core::kMultiply / kWarp) {
-    const int first_block = warp / 4 * Core::kBlocks;
+    const int block = warp / 4;  // of 64 rows
     Accumulators<Core> acc;
-    core.template multiply<E>(acc, first_block, steps);
-    core.lay_down(acc, first_block, p.g.m);
+    core.template multiply<E>(acc, block, steps);
+    core.lay_down(acc, block, p.g.m);
   } else if (loads) {
     core.load(p, first, step * kDepth, steps);
   }

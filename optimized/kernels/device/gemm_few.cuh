@@ -19,10 +19,9 @@ struct FewRows {
 template <int Rows, int Cols>
 struct Few {
   static constexpr int kRows = Rows, kCols = Cols;
-  static constexpr int kGroups = Rows > 64 ? 2 : 1;     // warpgroups that multiply, in front of the warp that loads
-  static constexpr int kBlocks = Rows / kGroups / 64;  // of 64 rows, in one of them
-  static constexpr int kMultiply = kGroups * kWarpgroup, kAll = kMultiply + kWarp;  // threads
-  static constexpr int kCtas = Rows * Cols > 128 * 128 ? 1 : 2;                     // of an SM
+  static constexpr int kBlocks = 1;  // of 64 rows, in each of the warpgroups in front of the warp that loads
+  static constexpr int kMultiply = Rows / 64 * kWarpgroup, kAll = kMultiply + kWarp;  // threads
+  static constexpr int kCtas = 2;  // of an SM
   static constexpr int kBlockBytes = 64 * kDepth * 2, kMaxStages = 32;
   static constexpr int kPitch = Rows + 4;  // of sums: lanes store to different banks, and load 16 bytes
 
@@ -35,6 +34,7 @@ struct Few {
   struct alignas(1024) Barriers {
     u64 full[kMaxStages], empty[kMaxStages];
   };
+  static_assert(sizeof(Barriers) == 1024 && sizeof(Stage) % 1024 == 0, "stages lie as the swizzle wants it");
 
   const int count;  // of stages
   Barriers& barriers;
@@ -74,21 +74,18 @@ struct Few {
 
   // By the threads that multiply. The products of a stage run while the next one is awaited.
   template <class E>
-  __device__ __forceinline__ void multiply(Accumulators<Few>& acc, int first_block, int steps) {
+  __device__ __forceinline__ void multiply(Accumulators<Few>& acc, int block, int steps) {
     u64* read = nullptr;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step, advance()) {
       wait(&barriers.full[stage], phase);
-      const u64 a = descriptor<KMajor>(stages[stage].w + first_block * kBlockBytes);
+      const u64 a = descriptor<KMajor>(stages[stage].w + block * kBlockBytes);
       const u64 b = descriptor<KMajor>(stages[stage].x);
       pin<Few>(acc);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kDepth / 16; ++k)
-#pragma unroll
-        for (int i = 0; i < kBlocks; ++i)
-          wgmma<0, 0>(E(), acc[i], a + k * KMajor::kStep + i * (kBlockBytes >> 4), b + k * KMajor::kStep,
-                      step > 0 || k > 0);
+        wgmma<0, 0>(E(), acc[0], a + k * KMajor::kStep, b + k * KMajor::kStep, step > 0 || k > 0);
       wgmma_commit();
       wgmma_wait<1>();
       if (read && threadIdx.x % kWarp == 0) mbarrier_arrive(read);
@@ -100,17 +97,14 @@ struct Few {
 
   // Where all of them have read all stages, which give their memory.
   __device__ __forceinline__ Sums& sums() const { return *reinterpret_cast<Sums*>(stages); }
-  __device__ __forceinline__ void lay_down(const Accumulators<Few>& acc, int first_block, i64 rows_of_x) {
-    const int lane = threadIdx.x % kWarp, low = threadIdx.x / kWarp % 4 * 16 + lane / 4;
+  __device__ __forceinline__ void lay_down(const Accumulators<Few>& acc, int block, i64 rows_of_x) {
+    const int lane = threadIdx.x % kWarp, low = block * 64 + threadIdx.x / kWarp % 4 * 16 + lane / 4;
     bar_sync(1, kMultiply);
 #pragma unroll
-    for (int i = 0; i < kBlocks; ++i)
+    for (int j = 0; j < Cols / 8; ++j)
+      if (8 * j < rows_of_x)
 #pragma unroll
-      for (int j = 0; j < Cols / 8; ++j)
-        if (8 * j < rows_of_x)
-#pragma unroll
-          for (int l = 0; l < 4; ++l)
-            sums().of[8 * j + lane % 4 * 2 + l % 2][(first_block + i) * 64 + low + l / 2 * 8] = acc[i][4 * j + l];
+        for (int l = 0; l < 4; ++l) sums().of[8 * j + lane % 4 * 2 + l % 2][low + l / 2 * 8] = acc[0][4 * j + l];
   }
 
   // By all threads: this CTA's part of D from column `first` on, four neighbours at a time.

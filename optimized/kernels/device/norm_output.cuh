@@ -2,7 +2,7 @@
 #include "device/norm_rows.cuh"
 #include "device/quantize.cuh"
 
-// What becomes of y where a row is in registers, besides `Store`.
+// What becomes of y where a row is on the chip, besides `Store`.
 
 // What the launcher packs in front of Forward.
 struct QuantizedOutput {
