@@ -168,8 +168,8 @@ def test_replicates_are_pooled_and_kept_apart(gpu):
 
 def test_replicates_begin_with_the_one_that_the_last_has_ended_with(gpu, monkeypatch):
     gpu.limits, orders, replicate = replace(gpu.limits, replicates=3), [], gpu._replicate
-    monkeypatch.setattr(gpu, "_replicate", lambda timed: (
-        orders.append([one.subject.name for one in timed]), replicate(timed)))
+    monkeypatch.setattr(gpu, "_replicate", lambda timed, pace: (
+        orders.append([one.subject.name for one in timed]), replicate(timed, pace)))
     measure(gpu, reference=runs(gpu, 400.0), optimized=runs(gpu, 50.0))
     assert orders == [["reference", "optimized"], ["optimized", "reference"], ["reference", "optimized"]]
 
