@@ -102,11 +102,12 @@ def best(product: Product, chip: Chip) -> Cut:
 
 
 def cuts(product: Product, chip: Chip) -> list[Cut]:
-    """Those that there are: every CTA has a part of K. Where x costs as much as W on its way to the SMs, none that has
-    more CTAs than SMs: gemm.cu shares x between them."""
+    """Those that there are: every CTA has a part of K. Where x costs as much as W on its way to the SMs, more rows of W
+    may share it, but none has more CTAs than SMs: gemm.cu shares x between them."""
     sizes = [size for size in CLUSTERS if size == 1 or size in dict(chip.clusters) and size <= _steps(product)]
-    found = [Cut(product, rows, size) for rows in ROWS for size in sizes]
-    return [cut for cut in found if product.m <= DEEP_ROWS or cut.alone(chip)]
+    if product.m <= DEEP_ROWS:
+        return [Cut(product, ROWS[0], size) for size in sizes]
+    return [cut for rows in ROWS for size in sizes if (cut := Cut(product, rows, size)).alone(chip)]
 
 
 def cycles(cut: Cut, chip: Chip) -> float:
