@@ -173,8 +173,8 @@ def slab_works(draw):
         return problem, work, draw(chips)
     cols = draw(mostly(64, 32)) * draw(st.integers(1, {2: 150, 4: 70}[SIZES[problem.x]]))
     work = replace(work, scheme=draw(st.sampled_from((SCHEMES[0], SCHEMES[2]))), cols=cols, tiles=True, columns=True)
-    return replace(problem, cols=cols), of_norm(work, draw(mostly(True, False))), draw(
-        st.sampled_from((H200, SM_120) * 4 + CHIPS))
+    work, chip = of_norm(work, draw(mostly(True, False))), draw(st.sampled_from((H200, SM_120) * 4 + CHIPS))
+    return replace(problem, cols=cols), work, chip
 
 
 @quick
