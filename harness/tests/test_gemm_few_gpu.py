@@ -4,9 +4,12 @@ import pytest
 import torch
 
 import optimized
+from harness.tests.gemm_rows import (
+    DTYPES, SCALE, assert_a_chain_waits, assert_functions_are_right, assert_others_are_not_spoiled,
+    assert_residual_is_added, is_near, operands
+)
 from harness.tests.gpu import build, here
 from harness.tests.test_gemm_gpu import behind, pitched
-from harness.tests.test_gemm_skinny_gpu import DTYPES, NEAR, SCALE, operands, path
 from optimized import few, few_plan, products
 from optimized.few_plan import COLS, ROWS, Cut, cuts
 from optimized.linear_plan import Product
@@ -29,10 +32,9 @@ def compiled_ahead():
         build((plan.source, plan.kernel) for plan in plans)
 
 
-def is_near(found, exact, k):
-    """Relative to the largest value, or to 1: floats lose a bit with each 16 of K, which tensor cores cut off."""
-    near = 2.0 ** -23 * (k / 16 + 8) if found.dtype == torch.float32 else NEAR[found.dtype]
-    return (found.double() - exact).abs().max() < near * exact.abs().max().clamp(min=1)
+def floats(k):
+    """How near they are: they lose a bit with each 16 of K, which tensor cores cut off."""
+    return 2.0 ** -23 * (k / 16 + 8)
 
 
 def device():
@@ -60,51 +62,30 @@ def test_every_cut_is_right_and_the_same_every_time(m, n, k, dtype):
             found = [pitched(torch.full((m, n), float("nan"), device="cuda", dtype=output)) for _ in range(3)]
             for d in found:
                 launched(x, w, None, d, size)
-                assert is_near(d, exact, k) and behind(d).isnan().all()
+                assert is_near(d, exact, floats(k)) and behind(d).isnan().all()
             assert all(torch.equal(found[0], d) for d in found[1:])
         apart, there = torch.full_like(c, float("nan")), pitched(c)
         launched(x, w, c, apart, size)
         launched(x, w, there, there, size)
-        assert is_near(apart, c.double() + exact, k) and torch.equal(apart, there) and behind(there).isnan().all()
+        assert is_near(apart, c.double() + exact, floats(k)) and torch.equal(apart, there) and behind(there).isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m, n, k", [(17, 3072, 3072), (33, 1001, 2303), (100, 4104, 4104), (128, 517, 18432)])
 def test_functions_take_it(m, n, k, dtype):
-    x, w, c = operands(m, n, k, dtype)
-    assert path(x, w) == "gemm_few.cu"
-    exact = x.double() @ w.double().T
-    y, again = (optimized.linear_fwd(x, w) for _ in range(2))
-    assert is_near(y, exact, k) and torch.equal(y, again)
-    floats = optimized.linear_fwd(x, w, out_dtype=torch.float32)
-    assert floats.dtype == torch.float32 and is_near(floats, exact, k) and torch.equal(floats.to(dtype), y)
-    apart = optimized.linear_scale_add_fwd(x, w, c, SCALE, in_place=False)
-    output = optimized.linear_scale_add_fwd(x, w, c, SCALE)
-    assert output is c and torch.equal(apart, c) and behind(c).isnan().all()
-    assert is_near(c, operands(m, n, k, dtype)[2].double() + SCALE * exact, k)
+    assert_functions_are_right("gemm_few.cu", *operands(m, n, k, dtype), floats(k))
 
 
 def test_rows_spoil_none_but_themselves():
     x, w, _ = operands(100, 1001, 2303, torch.bfloat16)
-    whole, spoiled = optimized.linear_fwd(x, w), pitched(x)
-    spoiled[37] = float("nan")
-    found = optimized.linear_fwd(spoiled, w)
-    others = [row for row in range(100) if row != 37]
-    assert found[37].isnan().all() and torch.equal(found[others], whole[others])
+    assert_others_are_not_spoiled(x, w, 37)
 
 
 @pytest.mark.parametrize("m", [17, 100])
 @pytest.mark.parametrize("pitch", [301, 302, 304])
 @pytest.mark.parametrize("skipped", [0, 1, 2])
 def test_residuals_of_any_pitch_and_alignment(m, pitch, skipped):
-    x, w, start = operands(m, 300, 1003, torch.bfloat16)
-    memory = torch.full((skipped + m * pitch,), float("nan"), device="cuda", dtype=torch.bfloat16)
-    c = memory.as_strided((m, 300), (pitch, 1), skipped).copy_(start)
-    assert optimized.fused.plan_of("linear_scale_add_fwd", x, w, c, SCALE, chip=here()).source == "gemm_few.cu"
-    optimized.linear_scale_add_fwd(x, w, c, SCALE)
-    assert is_near(c, start.double() + SCALE * x.double() @ w.double().T, 1003)
-    c.fill_(float("nan"))
-    assert memory.isnan().all(), "nothing beside D was written"
+    assert_residual_is_added("gemm_few.cu", m, pitch, skipped)
 
 
 @pytest.mark.parametrize("m", [17, 128])
@@ -112,28 +93,9 @@ def test_a_factor_in_device_memory(m):
     x, w, _ = operands(m, 515, 1027, torch.bfloat16)
     d, factor = torch.full((m, 515), float("nan"), device="cuda"), torch.tensor([-3.5], device="cuda")
     launched(x, w, None, d, factor=factor)
-    assert is_near(d, -3.5 * SCALE * x.double() @ w.double().T, 1027)
+    assert is_near(d, -3.5 * SCALE * x.double() @ w.double().T, floats(1027))
 
 
 def test_a_chain_of_layers_in_a_graph_waits_for_each_other(monkeypatch):
-    """Kernels come before those in front have ended: what they read must have been written. The first call may be
-    captured."""
-    x, w, c = operands(40, 2048, 2048, torch.bfloat16)
-
-    def chain(x):
-        for _ in range(20):
-            x = optimized.linear_scale_add_fwd(x, w, c, 0.5, in_place=False)
-        return x
-
-    expected, graph = chain(x), torch.cuda.CUDAGraph()
-    slow = x
-    for _ in range(20):
-        torch.cuda.synchronize()
-        slow = optimized.linear_scale_add_fwd(slow, w, c, 0.5, in_place=False)
-    monkeypatch.setattr(products, "_prepared", Prepared())
-    with torch.cuda.graph(graph):
-        y = chain(x)
-    for _ in range(5):
-        y.fill_(float("nan"))
-        graph.replay()
-        assert torch.equal(y, expected) and torch.equal(slow, expected)
+    """The first call may be captured."""
+    assert_a_chain_waits(40, lambda: monkeypatch.setattr(products, "_prepared", Prepared()))
