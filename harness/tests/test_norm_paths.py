@@ -202,8 +202,8 @@ def test_slabs(asked, sm_margin):
 
 @pytest.mark.parametrize("cols, dtype, variant", [
     (64, torch.bfloat16, "x1"), (1152, torch.float16, "x1"), (1216, torch.bfloat16, "x2"), (4096, torch.bfloat16, "x4"),
-    (8192, torch.bfloat16, "x8"), (9216, torch.bfloat16, "x8"), (4096, torch.float32, "x8"), (9280, torch.bfloat16, None),
-    (992, torch.bfloat16, None),
+    (8192, torch.bfloat16, "x8"), (9216, torch.bfloat16, "x8"), (4096, torch.float32, "x8"),
+    (9280, torch.bfloat16, None), (992, torch.bfloat16, None),
 ])
 def test_slabs_are_taken_where_they_fit(cols, dtype, variant):
     """Columnwise alone and both ways; nowhere else, and not before Hopper."""

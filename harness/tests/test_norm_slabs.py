@@ -1,5 +1,5 @@
-"""Norms that are quantized from slabs, columnwise or both ways, on a GPU: every dtype, recipe, norm and layout of operands
-in one to eight CTAs; many slabs a CTA."""
+"""Norms that are quantized from slabs, columnwise or both ways, on a GPU: every dtype, recipe, norm and layout of
+operands in one to eight CTAs; many slabs a CTA."""
 
 from itertools import product
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 RECIPES = [each for each in recipes(((False, True), (True, True)))
            if each.cls in (Float8Quantizer, MXFP8Quantizer) and each.options == (("dtype", torch.float8_e4m3fn),)]
 SHAPES = {2: ((224, 1088), (64, 2048), (40, 8192), (32, 8192)),  # by bytes of an element
-          4: ((224, 1088), (64, 2048), (96, 960), (40, 4096), (32, 2112))}  # the last leaves two of eight CTAs no columns
+          4: ((224, 1088), (64, 2048), (96, 960), (40, 4096), (32, 2112))}  # there two of eight CTAs have no columns
 VARIATIONS = ("plain", "no beta", "other gamma", "zero-centered", "pitched x")
 KINDS = {torch.bfloat16: "heavy", torch.float16: "normal", torch.float32: "heavy"}
 MARGIN_SHAPE = (512, 2048)
