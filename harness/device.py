@@ -39,8 +39,10 @@ class Cuda:
         self._sums = torch.empty(rows, device="cuda")
         self._words = torch.zeros(1 + REPORT_WORDS, dtype=torch.int64, pin_memory=True)
         self._host = self._words.numpy()  # of the flag, and of what the blocker reports
-        self._stamped = torch.zeros(REPORT_WORDS, dtype=torch.int64, device="cuda")  # no stamp waits for a store to reach the host
+        # On the GPU, so that nothing waits for a store to reach the host.
+        self._stamped, self._unread = torch.zeros(2, REPORT_WORDS, dtype=torch.int64, device="cuda")
         self._hold, self._stamp = _launch(0, HOLD_LIMIT_US * 1e3), _launch(STAMP_NS, STAMP_NS)
+        self._nothing = _launch(0, 0)
         self.clock = SmClock()
         self.tick_us = self._tick_us()
 
@@ -64,6 +66,10 @@ class Cuda:
     def stamp(self) -> None:
         """Count cycles of an SM for 50 µs at this point of the stream."""
         self._stamp(self._words.data_ptr(), self._stamped.data_ptr())
+
+    def nothing(self) -> None:
+        """Run a kernel that ends at once."""
+        self._nothing(self._words.data_ptr(), self._unread.data_ptr())
 
     def overslept(self) -> bool:
         """After `wait`: whether the blocker ended by its limit."""
@@ -115,7 +121,8 @@ class Budget:
 def _launch(least_ns: float, limit_ns: float) -> Launch:
     """kernels/hold.cu for these times, on the current device."""
     plan = Plan(str(KERNEL), "hold<0>", "hold", 1, 1)
-    return Launch(plan, torch.device("cuda", torch.cuda.current_device()), 2, (numpy.int64(least_ns), numpy.int64(limit_ns)))
+    times = numpy.int64(least_ns), numpy.int64(limit_ns)
+    return Launch(plan, torch.device("cuda", torch.cuda.current_device()), 2, times)
 
 
 def capture(calls: Sequence[Callable[[], Any]], rotation: int) -> tuple[torch.cuda.CUDAGraph, list[Any]]:

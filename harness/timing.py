@@ -57,6 +57,9 @@ class Device(Protocol):
     def stamp(self) -> None:
         """Take the SM clock at this point of the stream."""
 
+    def nothing(self) -> None:
+        """Run what takes no time at this point of the stream."""
+
     def clock_mhz(self) -> float | None:
         """After `wait`: the lower of the SM clocks during the hold and at the stamp."""
 

@@ -58,6 +58,9 @@ class FakeDevice:
     def stamp(self):
         self._issue("stamp")
 
+    def nothing(self):
+        self._issue(0.0)
+
     def clock_mhz(self):
         return min(self.stamps)
 

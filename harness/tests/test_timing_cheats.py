@@ -80,12 +80,12 @@ def test_fresh_values_in_stream_order_show_it(cheat):
 
 def test_an_event_that_comes_late_once_is_no_lie():
     machine = cheats.Machine()
-    true, late = machine.elapsed_us, iter([5.1, 0.0, 5.1, 0.0, 0.0])
+    true, late = machine.elapsed_us, iter([5.1, 0.0, 5.1, 0.0, 0.0] * 2)
     machine.elapsed_us = lambda start, end: true(start, end) + next(late)
     assert confirm.clock(machine) == ""
 
 
-@pytest.mark.parametrize("launch_us", [2.0, 6.0])
+@pytest.mark.parametrize("launch_us", [2.0, 6.0, 12.0])
 def test_a_launch_takes_its_time(launch_us):
     machine = cheats.Machine()
     true = machine.elapsed_us
@@ -100,6 +100,13 @@ def test_a_clock_that_lies_is_found_out(factor):
     true = machine.elapsed_us
     machine.elapsed_us = lambda start, end: factor * true(start, end)
     assert confirm.clock(machine) == f"events say {factor * 50:.1f} µs of a kernel that counts 50.0 µs"
+
+
+def test_a_clock_that_takes_something_off_is_found_out():
+    machine = cheats.Machine()
+    true = machine.elapsed_us
+    machine.elapsed_us = lambda start, end: true(start, end) - 3.0
+    assert confirm.clock(machine) == "events say 47.0 µs of a kernel that counts 50.0 µs"
 
 
 @pytest.mark.parametrize("cheat", cheats.CAUGHT_BY_FRESH_VALUES, ids=by_name)
