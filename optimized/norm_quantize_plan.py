@@ -131,9 +131,9 @@ def in_two_passes(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) 
 
 
 def slabs(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> Plan | None:
-    """The plan of a norm with MXFP8 or delayed scaling, columnwise or both ways, of slabs of 32 whole rows in the shared
-    memory of a cluster: CTAs come and go; with an `sm_margin` there are only as many as the other SMs hold, and they
-    stay. None where slabs are too wide, rows do not lie on 16 bytes, or columns are no multiple of 64."""
+    """The plan of a norm with MXFP8 or delayed scaling, columnwise or both ways, of slabs of 32 whole rows in the
+    shared memory of a cluster: CTAs come and go; with an `sm_margin` there are only as many as the other SMs hold, and
+    they stay. None where slabs are too wide, rows do not lie on 16 bytes, or columns are no multiple of 64."""
     asked = work.columns and not work.twice and work.whole and problem.cols % 64 == 0
     if not asked or not chip.is_hopper_or_later:
         return None

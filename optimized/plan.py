@@ -169,10 +169,11 @@ def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
 
 
 def shared_row_threads(problem: Problem, chip: Chip, held: RowMap | None) -> int | None:
-    """Threads of a CTA that has its row in shared memory; None where `held`, the row in registers, is better: it is read
-    from there once instead of two or three times, but an SM has few wide rows in flight.
+    """Threads of a CTA that has its row in shared memory; None where `held`, the row in registers, is better: it is
+    read from there once instead of two or three times, but an SM has few wide rows in flight.
 
-    Sums of float32 rows, carried in two float32, cost more than waiting does, but where LayerNorm waits for single rows.
+    Sums of float32 rows, carried in two float32, cost more than waiting does, but where LayerNorm waits for single
+    rows.
     """
     places = chip.shared_bytes // (problem.cols * SIZES[problem.x] + STATIC_SHARED_BYTES)
     if not (chip.is_hopper_or_later and places and problem.vector * SIZES[problem.x] == 16):

@@ -2,8 +2,8 @@
 #include "device/ptx/dependency.cuh"
 
 // D (m, n) = alpha x W' (+ C) for at most Cols rows of x. x is (m, k), W (n, k), of 2-byte elements E; rows of both
-// begin at multiples of 16 bytes. Reads W once, n k sizeof(E) bytes, which is the floor; x, which the L2 holds, once for
-// every Rows rows of W; (C once); and writes D once. There is a cluster for every Rows columns of D.
+// begin at multiples of 16 bytes. Reads W once, n k sizeof(E) bytes, which is the floor; x, which the L2 holds, once
+// for every Rows rows of W; (C once); and writes D once. There is a cluster for every Rows columns of D.
 template <class E, int Rows, int Cols, class Epilogue>
 __global__ __launch_bounds__(Few<Rows, Cols>::kAll, Few<Rows, Cols>::kCtas) void gemm_few(
     const __grid_constant__ FewRows p) {

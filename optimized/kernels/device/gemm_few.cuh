@@ -18,7 +18,7 @@ struct FewRows {
 
 template <int Rows, int Cols>
 struct Few {
-  static constexpr int kRows = Rows, kCols = Cols;
+  static constexpr int kCols = Cols;
   static constexpr int kBlocks = 1;  // of 64 rows, in each of the warpgroups in front of the warp that loads
   static constexpr int kMultiply = Rows / 64 * kWarpgroup, kAll = kMultiply + kWarp;  // threads
   static constexpr int kCtas = 2;  // of an SM
@@ -59,8 +59,8 @@ struct Few {
     fence_mbarrier_init();
   }
 
-  // By one thread: `steps` stages of K from `k` on, of the rows of W from `row` on. What the stages hold behind the last
-  // row of x counts for no element of D.
+  // By one thread: `steps` stages of K from `k` on, of the rows of W from `row` on. What the stages hold behind the
+  // last row of x counts for no element of D.
   __device__ __forceinline__ void load(const FewRows& p, int row, int k, int steps) {
 #pragma unroll 1
     for (; steps > 0; --steps, k += kDepth, advance()) {

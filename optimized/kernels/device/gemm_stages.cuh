@@ -1,5 +1,5 @@
 #pragma once
-#include "device/ptx/mbarrier.cuh"
+#include "device/wait.cuh"
 
 // Stages of two operands in shared memory, for those who fill them and those who multiply.
 
@@ -24,9 +24,4 @@ struct Place {
 __device__ __forceinline__ char* swizzled_shared() {
   extern __shared__ __align__(1024) char swizzled[];
   return swizzled;
-}
-
-__device__ __forceinline__ void wait(u64* barrier, u32 phase) {
-  while (!mbarrier_try_wait(barrier, phase)) {
-  }
 }

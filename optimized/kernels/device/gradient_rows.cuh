@@ -82,7 +82,7 @@ struct Ringed {
     }
     __syncthreads();
     if (leader) ring.fill(slots.first + slots.count, slots.count, a.rows);
-    while (!mbarrier_try_wait(&shared.gamma_full, 0)) {}
+    wait(&shared.gamma_full, 0);
     return gamma;
   }
   __device__ __forceinline__ void take(i64 row, int) {

@@ -44,7 +44,7 @@ __device__ __forceinline__ Floats<kRun> normed_by(float mu, float r, const Vec<X
   return y;
 }
 
-// The same where the statistics are in memory, rounded to Y: `count` of the eight are there, zeros stand for the others.
+// The same where the statistics are in memory, rounded to Y: `count` of the eight are there, zeros stand for others.
 template <class Norm, class Gamma, class Fill, class Y, class X>
 __device__ __forceinline__ Vec<Y, kRun> normed_run(const NormQuantize& a, i64 row, int count, const Vec<X, kRun>& x,
                                                    const Parameters<Norm, typename Gamma::type, Fill>& parameters) {

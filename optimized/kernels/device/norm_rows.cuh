@@ -192,6 +192,21 @@ __device__ __forceinline__ float walked_sum(Group& scope, int vectors, Take take
   return Add::total(chains[0]);
 }
 
+struct Statistics {
+  float mu, rsigma;
+};
+// Of a row that begins at `x`; sum_of(mu, term): the sum over it of term(value less mu, sum).
+template <class Norm, class X, class SumOf>
+__device__ __forceinline__ Statistics statistics_of(const Forward& a, const X* x, SumOf sum_of) {
+  float mu = 0.f;
+  if constexpr (Norm::kCentered) {
+    mu = float(x[0]);
+    mu = mean_of(sum_of(mu, [](float d, float s) { return s + d; }), a.inverse_cols, mu);
+  }
+  const float square = sum_of(mu, [](float d, float s) { return fmaf(d, d, s); });
+  return {mu, rsigma_of(square, a.inverse_cols, a.eps)};
+}
+
 // Rows of any width: a CTA of `Threads` walks along its row once for each sum and once for the result, and finds it in
 // the L1 or L2 after the first time.
 template <class Norm, class X, class Gamma, int N, int Threads>
@@ -209,13 +224,7 @@ struct WalkedRows {
           for (const float value : widen(load<X, N>(x, i64(v) * N)).lane) Add::take(sum, term, value - mu);
         });
       };
-      float mu = 0.f;
-      if constexpr (Norm::kCentered) {
-        mu = float(x[0]);
-        mu = mean_of(sum_of(mu, [](float d, float s) { return s + d; }), a.inverse_cols, mu);
-      }
-      const float square = sum_of(mu, [](float d, float s) { return fmaf(d, d, s); });
-      const float r = rsigma_of(square, a.inverse_cols, a.eps);
+      const auto [mu, r] = statistics_of<Norm>(a, x, sum_of);
 
       if constexpr (Output::kTakesY)
         for (int v = threadIdx.x; v < vectors; v += Threads)

@@ -1,6 +1,7 @@
 #pragma once
 #include "device/norm_rows.cuh"
 #include "device/ptx/bulk.cuh"
+#include "device/wait.cuh"
 
 // A row of a CTA's, which the copy engine puts into shared memory: how many rows are on their way to an SM does not
 // depend on registers, nor how wide a row may be.
@@ -34,7 +35,7 @@ struct SharedRows {
     using Add = AddOf<X>;
     fetch(a, blockIdx.x);
     for (i64 index = blockIdx.x; index < a.rows; index += gridDim.x) {
-      while (!mbarrier_try_wait(full, phase)) {}
+      wait(full, phase);
       phase ^= 1;
       const auto sum_of = [&](float mu, auto term) {
         float chains[4][Add::kFloats] = {};
@@ -50,13 +51,7 @@ struct SharedRows {
         scope.template sum<Add>(chains[0]);
         return Add::total(chains[0]);
       };
-      float mu = 0.f;
-      if constexpr (Norm::kCentered) {
-        mu = float(row[0]);
-        mu = mean_of(sum_of(mu, [](float d, float s) { return s + d; }), a.inverse_cols, mu);
-      }
-      const float square = sum_of(mu, [](float d, float s) { return fmaf(d, d, s); });
-      const float r = rsigma_of(square, a.inverse_cols, a.eps);
+      const auto [mu, r] = statistics_of<Norm>(a, row, sum_of);
       if constexpr (Output::kTakesY) {
 #pragma unroll 2
         for (int first = 0; first < a.cols; first += kStep) {

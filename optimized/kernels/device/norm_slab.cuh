@@ -3,6 +3,7 @@
 #include "device/ptx/bulk.cuh"
 #include "device/quantize_fp8.cuh"
 #include "device/quantize_mxfp8.cuh"
+#include "device/wait.cuh"
 
 // Slabs of 32 whole rows in the shared memory of a cluster, a range of columns in each of its CTAs: fetched by bulk
 // copies, summed up and quantized from there.
@@ -108,8 +109,8 @@ struct SlabSums {
     if (peer < size) {
 #pragma unroll
       for (int k = 0; k < K; ++k)
-        store_async(map_shared(shared_address(&sums[rank][k][row]), peer), pick({v[0][k], v[1][k], v[2][k], v[3][k]}, row),
-                    map_shared(shared_address(arrived), peer));
+        store_async(map_shared(shared_address(&sums[rank][k][row]), peer),
+                    pick({v[0][k], v[1][k], v[2][k], v[3][k]}, row), map_shared(shared_address(arrived), peer));
     }
     while (!mbarrier_try_wait_cluster(arrived, phase)) {}
 #pragma unroll
@@ -187,7 +188,7 @@ struct SlabRows {
 #pragma unroll
       for (int i = 0; i < kOwnRows; ++i)
         mu[i] = own + i < a.rows ? float(load<X, 1>(a.x, (own + i) * a.pitch).lane[0]) : 0.f;
-    while (!mbarrier_try_wait(&shared.here[slab_warp()], phase)) {}
+    wait(&shared.here[slab_warp()], phase);
     phase ^= 1;
     __syncwarp();
     if constexpr (Norm::kCentered) {
@@ -205,9 +206,7 @@ struct SlabRows {
       if (Norm::kCentered) a.mu[own + row] = mean;
     }
   }
-  __device__ __forceinline__ void wait_for_parameters() const {
-    while (!mbarrier_try_wait(&shared.parameters, 0)) {}
-  }
+  __device__ __forceinline__ void wait_for_parameters() const { wait(&shared.parameters, 0); }
   __device__ __forceinline__ Parameters<Norm, P, Whole> parameters(int column) const {
     return {part.gamma(), part.beta(), column, kRun};
   }

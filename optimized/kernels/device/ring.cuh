@@ -1,5 +1,6 @@
 #pragma once
 #include "device/ptx/bulk.cuh"
+#include "device/wait.cuh"
 
 // What one row contributes to a stage: `bytes` from `source + row * pitch` (bytes) to `offset` in the stage.
 struct Slab {
@@ -55,7 +56,7 @@ struct Ring {
     for (int s = 1; s < count && row < rows; ++s, row += stride) issue(shared.slabs, row, s);
   }
   __device__ __forceinline__ void wait() const {
-    while (!mbarrier_try_wait(&shared.full[slot][stage], phase)) {}
+    ::wait(&shared.full[slot][stage], phase);
   }
   // By the slot's first thread, when all its threads are past the row before `row`: that one's stage takes the
   // farthest row ahead.
