@@ -30,7 +30,7 @@ class Profile:
 # `compiled` costs seconds of compilation at each shape: it is measured where there is time, or where asked.
 PROFILES = {
     "quick": Profile("smoke", 0.1, 0.3, 1, ("reference", "optimized", "cublas", "unfused", "eager", "copy")),
-    "ci": Profile("llm", 0.3, 1.0, 5, ("reference", "optimized", "cublas", "unfused", "eager", "copy"), 180.0),
+    "ci": Profile("ci", 0.3, 1.0, 5, ("reference", "optimized", "cublas", "unfused", "eager", "copy"), 180.0),
     "full": Profile("all", 2.0, 3.0, 10,
                     ("reference", "compiled", "optimized", "cublas", "unfused", "eager", "copy"), 600.0),
 }

@@ -13,6 +13,7 @@ _EDGE_HIDDEN = (1, 2, 3, 7, 31, 33, 63, 100, 127, 129, 255, 1000, 1023, 1025, 40
                 20480, 33000, 65536, 70000, 131072, 200000, 300000)
 _EDGE_ROWS = (1, 7, 33, 130, 1025)
 _EDGE_ELEMENTS = 1 << 21
+CI_FLOPS = 1 << 39
 MAX_ELEMENTS = 1 << 60
 """Of a shape: PyTorch counts the bytes of a tensor in 63 bits."""
 
@@ -45,6 +46,12 @@ def llm() -> list[Case]:
     ]
 
 
+def ci() -> list[Case]:
+    """The cases of `llm` that take at most CI_FLOPS, for a gate to wait for. What multiplies longer is at the power
+    limit, where a run measures the clock that the GPU fell to."""
+    return [case for case in llm() if family_of(case.function).work(case).flops <= CI_FLOPS]
+
+
 def unlisted() -> list[Case]:
     """Sizes between the well-known ones, with one row, few, many and very many: 100 norms and 84 of linear layers."""
     shapes = [(rows, hidden) for hidden in _UNLISTED_HIDDEN for rows in (1, 7, 2048, 50000)]
@@ -68,7 +75,7 @@ def everything() -> list[Case]:
 
 
 SWEEPS: dict[str, Callable[[], list[Case]]] = {
-    "smoke": smoke, "llm": llm, "unlisted": unlisted, "norms": norms, "quantize": quantize, "linear": linear,
+    "smoke": smoke, "ci": ci, "llm": llm, "unlisted": unlisted, "norms": norms, "quantize": quantize, "linear": linear,
     "pipelines": pipelines, "hidden": hidden, "edge": edge, "all": everything,
 }
 """Name of a sweep -> the function that lists its cases."""

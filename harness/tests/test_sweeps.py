@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.cases import DTYPES, FAMILIES, NORMS, PRODUCTS, RECIPES, Case, accepted, recipes
-from harness.sweeps import SWEEPS, edge, everything, llm, parse_shape, select, smoke, sweep, unlisted
+from harness.cases import DTYPES, FAMILIES, NORMS, PRODUCTS, RECIPES, Case, accepted, family_of, recipes
+from harness.sweeps import CI_FLOPS, SWEEPS, ci, edge, everything, llm, parse_shape, select, smoke, sweep, unlisted
 
 PEERS = Path(__file__).parents[2] / "results/nvidia-h200/peers.csv"
 
@@ -44,6 +44,12 @@ def test_llm_is_sixty_cases_with_every_unquantized_norm_of_the_peers():
     assert len([function for function, _ in listed if function in NORMS]) == 52
     plain = [case for case in llm() if case.dtype == "bf16" and case.recipe == "none" and not case.options]
     assert listed <= {(case.function, case.shape_text) for case in plain}
+
+
+def test_ci_is_llm_without_the_longest_products():
+    left_out = [case for case in llm() if case not in ci()]
+    assert functions(ci()) == functions(llm()) and norms(ci()) == norms(llm())
+    assert left_out and min(family_of(case.function).work(case).flops for case in left_out) > CI_FLOPS
 
 
 def test_unlisted_is_every_function_at_hidden_sizes_in_between():
@@ -139,8 +145,8 @@ def test_a_wrong_filter_is_one_clear_error(filters, words):
 
 
 def test_an_unknown_sweep_lists_those_known():
-    with pytest.raises(ValueError, match="unknown sweep 'ci'; known: smoke, llm, unlisted, norms, quantize, linear, "):
-        sweep("ci")
+    with pytest.raises(ValueError, match="unknown sweep 'cl'; known: smoke, ci, llm, unlisted, norms, quantize, linear, "):
+        sweep("cl")
 
 
 def test_a_shape_may_have_no_rows_and_any_rank():
