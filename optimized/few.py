@@ -1,4 +1,4 @@
-"""Forward of more rows of x than a few on Hopper: from operands in memory to a launch of kernels/gemm_few.cu."""
+"""Forward of some rows of x on Hopper: from operands in memory to a launch of kernels/gemm_few.cu."""
 
 import numpy
 import torch

@@ -1,4 +1,4 @@
-"""How forward of some rows of x, more than a few, is cut on Hopper: the time is that of W's way to the SMs, so every SM
+"""How forward of some rows of x is cut on Hopper: the time is that of W's way to the SMs, so every SM
 has to have a part of it. Pure functions of shapes and chip."""
 
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from optimized import skinny_plan
 from optimized.linear_plan import Product, starts_sooner
 from optimized.plan import SIZES, Chip, Plan, round_up
 
-LEAST_ROWS, MAX_ROWS = skinny_plan.MAX_ROWS + 1, 128  # of x
+MAX_ROWS = 128  # of x
 COLS = (32, 64, 128)  # of x in a kernel: an n of wgmma
 DEEP_ROWS = 64  # of x: with more, a CTA takes all memory of an SM
 ROWS = (64, 128)  # of W in a CTA
@@ -74,15 +74,17 @@ class Cut:
 
 
 def takes(products: tuple[Product, ...], chip: Chip) -> bool:
-    """Whether `few` does them: one product of 16-bit operands along K that the copy engine loads, for more rows than
-    skinny_plan has and at most MAX_ROWS, with results of their type or float32. D and C may lie anywhere."""
+    """Whether `few` does them: one product of 16-bit operands along K that the copy engine loads, for at most MAX_ROWS
+    rows, with results of their type or float32. D and C may lie anywhere. Few rows of x are left to gemm_skinny.cu
+    where it fills the SMs."""
     p = products[0]
     forward = len(products) == 1 and not p.a_across and not p.b_across
-    sized = LEAST_ROWS <= p.m <= MAX_ROWS and 0 < min(p.n, p.k) and max(p.n, p.k) <= MAX_EXTENT
+    sized = p.m <= MAX_ROWS and 0 < min(p.m, p.n, p.k) and max(p.n, p.k) <= MAX_EXTENT
     loaded = p.element != "f32" and p.vectors and p.apart
     result = p.output == p.element or p.output == "f32" and not p.adds
     able = chip.arch == "sm_90a" and forward and sized and loaded and result
-    return able and not starts_sooner(p, chip) and bool(cuts(p, chip))
+    left = starts_sooner(p, chip) or p.m <= skinny_plan.MAX_ROWS and skinny_plan.fills(p, chip)
+    return able and not left and bool(cuts(p, chip))
 
 
 def few(cut: Cut, chip: Chip) -> Plan:
@@ -112,11 +114,13 @@ def cuts(product: Product, chip: Chip) -> list[Cut]:
 
 def cycles(cut: Cut, chip: Chip) -> float:
     """SM cycles from the start of a launch to its end, by the model: waves of clusters, the last of which may be small
-    enough for an SM to be what limits it."""
+    enough for an SM to be what limits it. Few rows of x count as the most of them, and are cut alike: none depends on
+    how many there are."""
     p, at_once = cut.product, cut.at_once(chip)
+    m = max(p.m, skinny_plan.MAX_ROWS)
     weights = 2 * DEPTH * cut.steps * cut.rows * cut.cluster  # bytes of a cluster
-    loaded = 2 * DEPTH * cut.steps * (cut.rows + p.m) / L2_BYTES_A_CYCLE  # cycles of a CTA with an SM for itself
-    met = MEET_CYCLES * cut.cluster * (cut.cluster > 1) + STORE_CYCLES * p.m * cut.rows / cut.cluster
+    loaded = 2 * DEPTH * cut.steps * (cut.rows + m) / L2_BYTES_A_CYCLE  # cycles of a CTA with an SM for itself
+    met = MEET_CYCLES * cut.cluster * (cut.cluster > 1) + STORE_CYCLES * m * cut.rows / cut.cluster
 
     def wave(clusters):
         memory = clusters * weights / (MEMORY_BYTES_A_CYCLE * chip.sms)

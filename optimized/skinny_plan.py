@@ -8,6 +8,7 @@ from optimized.plan import Chip, Plan
 
 BLOCK_ROWS = 8  # of x, which are columns of an mma
 MAX_ROWS = 2 * BLOCK_ROWS  # half of the rows of W beside them in a CTA; with more, x would cost as much as W
+CTAS = {1: 3, 2: 2}  # of an SM, by blocks: Skinny::kCtas
 STAGES, STAGE_BYTES = {1: 3, 2: 4}, 6 * 16 * THREADS  # Skinny::kStages by blocks; sizeof(Skinny::Stage)
 
 
@@ -33,6 +34,11 @@ def takes(products: tuple[Product, ...]) -> bool:
     p = products[0]
     forward = len(products) == 1 and not p.a_across and not p.b_across
     return forward and p.element != "f32" and p.vectors and 0 < p.m <= MAX_ROWS and 0 < p.n <= 16 * MAX_GRID
+
+
+def fills(product: Product, chip: Chip) -> bool:
+    """Whether there are two waves of CTAs, however many rows x has: with fewer the SMs do not wait for W alone."""
+    return product.n >= 2 * 16 * CTAS[1] * chip.sms
 
 
 def skinny(strips: Strips, chip: Chip) -> Plan:

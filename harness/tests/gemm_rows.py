@@ -48,6 +48,14 @@ def assert_others_are_not_spoiled(x, w, row):
     assert found[row].isnan().all() and torch.equal(found[others], whole[others])
 
 
+def assert_rows_do_not_depend_on_how_many_there_are(n, k, dtype, most=16):
+    x, w, _ = operands(most, n, k, dtype)
+    whole = optimized.linear_fwd(x, w)
+    for m in range(1, most + 1):
+        assert torch.equal(optimized.linear_fwd(x[:m], w), whole[:m])
+        assert torch.equal(optimized.linear_fwd(x[m - 1:m], w), whole[m - 1:m])
+
+
 def assert_residual_is_added(source, m, pitch, skipped):
     """To D where it lies, in rows `pitch` elements apart, `skipped` elements into memory; nothing else is written."""
     x, w, start = operands(m, 300, 1003, torch.bfloat16)

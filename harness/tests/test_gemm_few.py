@@ -14,7 +14,7 @@ from harness.tests.emulated import SM_80
 from harness.tests.test_specializations import instructions
 from harness.tune import candidates
 from optimized import gemm_plan, jit
-from optimized.few_plan import COLS, CTAS, DEEP_ROWS, LEAST_ROWS, MAX_ROWS, ROWS, Cut, best, cuts, few, takes
+from optimized.few_plan import COLS, CTAS, DEEP_ROWS, MAX_ROWS, ROWS, Cut, best, cuts, few, takes
 from optimized.linear_plan import Product
 from optimized.plan import H200
 
@@ -22,9 +22,9 @@ KERNELS = [("gemm_few.cu", f"gemm_few<{element}, {rows}, {cols}, {epilogue}>") f
            for rows, cols in ((64, 32), (64, 64), (64, 128), (128, 128))
            for epilogue in (f"Store<{element}>", f"ScaleAdd<{element}>", "Store<f32>")]
 ONE = Product(100, 4096, 4096, "bf16", "bf16")
-SHAPES = [(m, n, k) for m in (17, 32, 33, 64, 100, 128)
+SHAPES = [(m, n, k) for m in (1, 16, 17, 32, 33, 64, 100, 128)
           for n, k in ((1, 136), (45, 4096), (640, 3072), (3072, 3072), (4104, 1032), (7168, 18432), (28672, 4096))
-          if m <= DEEP_ROWS or n < 28672]
+          if n < 28672 or 16 < m <= DEEP_ROWS]
 
 
 @pytest.mark.parametrize("m, n, k", SHAPES)
@@ -80,13 +80,21 @@ def test_x_costs_as_much_as_w():
         assert takes((replace(wide, m=DEEP_ROWS),), H200)
 
 
+@pytest.mark.parametrize("n, k", [(300, 4096), (1024, 4096), (3072, 3072), (4096, 11008), (8192, 8192), (28672, 4096)])
+def test_few_rows_are_cut_alike_and_left_to_ctas_that_fill_the_sms(n, k):
+    """So a row of D does not depend on how many there are."""
+    given = [replace(ONE, m=m, n=n, k=k) for m in (1, 8, 9, 16)]
+    assert len({(cut.rows, cut.cols, cut.cluster) for cut in (best(each, H200) for each in given)}) == 1
+    assert {takes((each,), H200) for each in given} == {n < 28672}
+
+
 def test_a_chip_without_clusters_has_whole_k():
     assert {cut.cluster for cut in cuts(ONE, replace(H200, clusters=()))} == {1}
     assert {cut.cluster for cut in cuts(replace(ONE, m=40, k=200), H200)} == {1, 2, 4}
 
 
 @pytest.mark.parametrize("refused", [
-    replace(ONE, m=LEAST_ROWS - 1), replace(ONE, m=MAX_ROWS + 1), replace(ONE, n=0), replace(ONE, k=0),
+    replace(ONE, m=0), replace(ONE, m=MAX_ROWS + 1), replace(ONE, n=0), replace(ONE, k=0),
     replace(ONE, n=(1 << 30) + 1), replace(ONE, k=(1 << 30) + 1), replace(ONE, vectors=False),
     replace(ONE, apart=False), replace(ONE, a_across=True), replace(ONE, b_across=True),
     replace(ONE, output="f16"), replace(ONE, output="f32", adds=True), replace(ONE, n=64, k=128),
@@ -116,7 +124,7 @@ def test_the_plan_says_which_path():
     assert shown.startswith("few 64x") and shown == path(meta(2, 20, 4096), w) == path(x, w, out_dtype=torch.float32)
     for c in (meta(40, 300), meta(40, 300, pitch=333, skipped=1)):
         assert path(x, w, c).startswith("few") and path(x, w, c, in_place=False).startswith("few")
-    assert path(meta(16, 4096), w).startswith("skinny") and path(meta(17, 4096), w).startswith("few 32x")
+    assert path(meta(1, 4096), w) == path(meta(16, 4096), w) == path(meta(17, 4096), w) == "few 32x64, K over 8"
     assert path(meta(128, 4096), w).startswith("few 128x") and not path(meta(129, 4096), w).startswith("few")
     assert path(meta(40, 333, pitch=344), meta(300, 333, pitch=336)).startswith("few")
     for odd in ((meta(40, 333), meta(300, 333)), (meta(40, 328), meta(300, 328, pitch=330)),

@@ -6,7 +6,7 @@ import torch
 import optimized
 from harness.tests.gemm_rows import (
     DTYPES, SCALE, assert_a_chain_waits, assert_functions_are_right, assert_others_are_not_spoiled,
-    assert_residual_is_added, is_near, operands
+    assert_residual_is_added, assert_rows_do_not_depend_on_how_many_there_are, is_near, operands
 )
 from harness.tests.gpu import build, here
 from harness.tests.test_gemm_gpu import behind, pitched
@@ -18,7 +18,7 @@ from optimized.operands import Prepared, slot
 
 pytestmark = pytest.mark.gpu
 
-SHAPES = [(17, 45, 8), (31, 1, 520), (32, 1000, 1032), (33, 128, 64), (64, 4104, 4096), (65, 45, 333),
+SHAPES = [(1, 1000, 1032), (9, 45, 333), (16, 4104, 4096), (17, 45, 8), (31, 1, 520), (32, 1000, 1032), (33, 128, 64), (64, 4104, 4096), (65, 45, 333),
           (100, 1000, 4097), (127, 129, 200), (128, 4104, 1032), (128, 1003, 72)]
 
 
@@ -72,9 +72,15 @@ def test_every_cut_is_right_and_the_same_every_time(m, n, k, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("m, n, k", [(17, 3072, 3072), (33, 1001, 2303), (100, 4104, 4104), (128, 517, 18432)])
+@pytest.mark.parametrize("m, n, k", [(1, 3072, 3072), (7, 517, 18432), (16, 1001, 2303), (17, 3072, 3072), (33, 1001, 2303), (100, 4104, 4104), (128, 517, 18432)])
 def test_functions_take_it(m, n, k, dtype):
     assert_functions_are_right("gemm_few.cu", *operands(m, n, k, dtype), floats(k))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n, k", [(1001, 2303), (4104, 4104)])
+def test_few_rows_do_not_depend_on_how_many_there_are(n, k, dtype):
+    assert_rows_do_not_depend_on_how_many_there_are(n, k, dtype)
 
 
 def test_rows_spoil_none_but_themselves():
@@ -82,14 +88,14 @@ def test_rows_spoil_none_but_themselves():
     assert_others_are_not_spoiled(x, w, 37)
 
 
-@pytest.mark.parametrize("m", [17, 100])
+@pytest.mark.parametrize("m", [1, 17, 100])
 @pytest.mark.parametrize("pitch", [301, 302, 304])
 @pytest.mark.parametrize("skipped", [0, 1, 2])
 def test_residuals_of_any_pitch_and_alignment(m, pitch, skipped):
     assert_residual_is_added("gemm_few.cu", m, pitch, skipped)
 
 
-@pytest.mark.parametrize("m", [17, 128])
+@pytest.mark.parametrize("m", [1, 17, 128])
 def test_a_factor_in_device_memory(m):
     x, w, _ = operands(m, 515, 1027, torch.bfloat16)
     d, factor = torch.full((m, 515), float("nan"), device="cuda"), torch.tensor([-3.5], device="cuda")
@@ -97,6 +103,7 @@ def test_a_factor_in_device_memory(m):
     assert is_near(d, -3.5 * SCALE * x.double() @ w.double().T, floats(1027))
 
 
-def test_a_chain_of_layers_in_a_graph_waits_for_each_other(monkeypatch):
+@pytest.mark.parametrize("m", [4, 40])
+def test_a_chain_of_layers_in_a_graph_waits_for_each_other(m, monkeypatch):
     """The first call may be captured."""
-    assert_a_chain_waits(40, lambda: monkeypatch.setattr(products, "_prepared", Prepared()))
+    assert_a_chain_waits(m, lambda: monkeypatch.setattr(products, "_prepared", Prepared()))

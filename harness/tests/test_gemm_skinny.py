@@ -20,11 +20,10 @@ from harness.tune import candidates
 from optimized import gemm_plan, jit
 from optimized.linear_plan import MAX_GRID, Product
 from optimized.plan import H200
-from optimized.skinny_plan import MAX_ROWS, Strips, skinny, takes
+from optimized.skinny_plan import CTAS, MAX_ROWS, Strips, skinny, takes
 
 KERNELS = [("gemm_skinny.cu", f"gemm_skinny<{element}, {blocks}, {epilogue}>") for element in ("bf16", "f16")
            for blocks in (1, 2) for epilogue in (f"Store<{element}>", f"ScaleAdd<{element}>", "Store<f32>")]
-CTAS = {1: 3, 2: 2}  # Skinny::kCtas by blocks
 ONE = Product(1, 4096, 4096, "bf16", "bf16")
 
 
@@ -66,25 +65,25 @@ def meta(*shape, pitch=None, skipped=0):
     return memory[..., skipped:skipped + cols]
 
 
-@pytest.mark.parametrize("chip", (H200, SM_80), ids=lambda chip: chip.arch)
-def test_the_plan_says_which_path(chip):
+@pytest.mark.parametrize("chip, n", ((H200, 16000), (SM_80, 300)), ids=("sm_90a", "sm_80"))
+def test_the_plan_says_which_path(chip, n):
     def path(x, w, c=None, **options):
         if c is None:
             return optimized.linear.plan_of("linear_fwd", x, w, chip=chip, **options).variant
         return optimized.fused.plan_of("linear_scale_add_fwd", x, w, c, 0.5, chip=chip, **options).variant
 
-    x, w = meta(4, 4096), meta(300, 4096)
+    x, w = meta(4, 4096), meta(n, 4096)
     assert path(x, w) == path(meta(2, 2, 4096), w) == path(x, w, out_dtype=torch.float32) == "skinny 8x16"
-    for c in (meta(4, 300), meta(4, 300, pitch=333, skipped=1)):
+    for c in (meta(4, n), meta(4, n, pitch=n + 33, skipped=1)):
         assert path(x, w, c) == path(x, w, c, in_place=False) == "skinny 8x16"
     assert path(meta(16, 4096), w) == "skinny 16x32" and not path(meta(17, 4096), w).startswith("skinny")
-    assert path(meta(4, 333, pitch=344), meta(300, 333, pitch=336)) == "skinny 8x16"
-    assert path(meta(1, 333), meta(300, 333, pitch=336)) == "skinny 8x16"
-    for odd in ((meta(4, 333), meta(300, 333)), (meta(4, 328), meta(300, 328, pitch=330)),
-                (meta(4, 328), meta(300, 328, pitch=336, skipped=1))):
+    assert path(meta(4, 333, pitch=344), meta(n, 333, pitch=336)) == "skinny 8x16"
+    assert path(meta(1, 333), meta(n, 333, pitch=336)) == "skinny 8x16"
+    for odd in ((meta(4, 333), meta(n, 333)), (meta(4, 328), meta(n, 328, pitch=330)),
+                (meta(4, 328), meta(n, 328, pitch=336, skipped=1))):
         assert path(*odd).startswith("general")
     assert path(meta(1, 4096).expand(9, 4096), w) == "skinny 16x32", "rows that are only read may lie on each other"
-    dy = meta(4, 300)
+    dy = meta(4, n)
     assert not optimized.linear.plan_of("linear_bwd", dy, x, w, chip=chip).variant.startswith("skinny")
 
 
