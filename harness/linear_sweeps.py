@@ -37,7 +37,7 @@ def llm() -> list[Case]:
     return [
         *(Case(function, shape) for function in FUNCTIONS for shape in MODELS),
         *(_case("linear_scale_bwd", shape, _MAIN_GRAD) for shape in _ACCUMULATED),
-        *(Case(function, (8192, 8192)) for function in ("constant_scale", "add")),
+        *(Case(function, (8192, 4096)) for function in ("constant_scale", "add")),
     ]
 
 

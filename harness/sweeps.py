@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable, Iterable
 
 from harness import linear_sweeps, norm_sweeps, pipeline_sweeps, quantization_sweeps
-from harness.cases import DTYPES, FAMILIES, NORMS, RECIPES, Case, accepted, family_of, known
+from harness.cases import DTYPES, FAMILIES, NORMS, RECIPES, Case, Work, accepted, family_of, known
 
 _UNLISTED_HIDDEN = (3072, 6144, 7168, 10240, 20480)
 _EDGE_HIDDEN = (1, 2, 3, 7, 31, 33, 63, 100, 127, 129, 255, 1000, 1023, 1025, 4095, 4097, 5000, 16383, 16385,
                 20480, 33000, 65536, 70000, 131072, 200000, 300000)
 _EDGE_ROWS = (1, 7, 33, 130, 1025)
 _EDGE_ELEMENTS = 1 << 21
-CI_FLOPS = 1 << 39
+CI_BYTES, CI_FLOPS = 1 << 28, 1 << 39
 MAX_ELEMENTS = 1 << 60
 """Of a shape: PyTorch counts the bytes of a tensor in 63 bits."""
 
@@ -47,9 +47,9 @@ def llm() -> list[Case]:
 
 
 def ci() -> list[Case]:
-    """The cases of `llm` that take at most CI_FLOPS, for a gate to wait for. What multiplies longer is at the power
-    limit, where a run measures the clock that the GPU fell to."""
-    return [case for case in llm() if family_of(case.function).work(case).flops <= CI_FLOPS]
+    """The cases of `llm` that move at most CI_BYTES and take at most CI_FLOPS, for a gate to wait for. What multiplies
+    longer is at the power limit, where a run measures the clock that the GPU fell to."""
+    return [case for case in llm() if _ends_soon(family_of(case.function).work(case))]
 
 
 def unlisted() -> list[Case]:
@@ -134,6 +134,10 @@ def parse_shape(text: str) -> tuple[int, ...]:
     if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
         raise ValueError(f"shape {text!r} has more elements than a tensor can have")
     return shape
+
+
+def _ends_soon(work: Work) -> bool:
+    return work.bytes <= CI_BYTES and work.flops <= CI_FLOPS
 
 
 def _names(kind: str, given, all_names) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.cases import DTYPES, FAMILIES, NORMS, PRODUCTS, RECIPES, Case, accepted, family_of, recipes
-from harness.sweeps import CI_FLOPS, SWEEPS, ci, edge, everything, llm, parse_shape, select, smoke, sweep, unlisted
+from harness.sweeps import CI_BYTES, CI_FLOPS, SWEEPS, ci, edge, everything, llm, parse_shape, select, smoke, sweep, unlisted
 
 PEERS = Path(__file__).parents[2] / "results/nvidia-h200/peers.csv"
 
@@ -46,10 +46,11 @@ def test_llm_is_sixty_cases_with_every_unquantized_norm_of_the_peers():
     assert listed <= {(case.function, case.shape_text) for case in plain}
 
 
-def test_ci_is_llm_without_the_longest_products():
-    left_out = [case for case in llm() if case not in ci()]
-    assert functions(ci()) == functions(llm()) and norms(ci()) == norms(llm())
-    assert left_out and min(family_of(case.function).work(case).flops for case in left_out) > CI_FLOPS
+def test_ci_is_llm_without_what_takes_long():
+    works = {case: family_of(case.function).work(case) for case in llm()}
+    assert {case for case, work in works.items() if work.bytes <= CI_BYTES and work.flops <= CI_FLOPS} == set(ci())
+    assert functions(ci()) == functions(llm()) and len(ci()) == 119
+    assert {case.recipe for case in ci()} == set(RECIPES)
 
 
 def test_unlisted_is_every_function_at_hidden_sizes_in_between():

@@ -256,8 +256,8 @@ def test_graph_holds_a_multiple_of_the_rotation_and_few_slow_calls():
 
     assert graph_calls(10.0, 1) == 64
     assert graph_calls(10.0, 11) == 66
-    assert graph_calls(6_000.0, 1) == 3
-    assert graph_calls(6_000.0, 2) == 4
+    assert graph_calls(1_500.0, 1) == 3
+    assert graph_calls(1_500.0, 2) == 4
     assert graph_calls(1e9, 2) == 2
 
 
