@@ -141,6 +141,7 @@ def _code_digest(image: bytes, symbol: str) -> str:
 def _options(arch: str) -> ProgramOptions:
     return ProgramOptions(
         std="c++20", arch=arch, include_path=[str(KERNELS), _toolkit_headers()], ptxas_options=["-v"],
+        no_cache=True,  # what NVRTC keeps comes without the assembler's report
         device_as_default_execution_space=True,  # or NVRTC 13.0 takes generic lambdas for host functions
     )
 
