@@ -168,7 +168,7 @@ def _copy_kernel(size: int, device: torch.device) -> Callable[[torch.Tensor, tor
     from optimized.plan import Plan
 
     units, threads = size // 16, 256
-    plan = Plan(str(KERNELS / "copy.cu"), f"copy<{threads}>", "copy", max(1, -(-units // (4 * threads))), threads)
+    plan = Plan(str(KERNELS / "copy.cu"), f"copy<{threads}>", "copy", max(1, -(-units // threads)), threads)
     launch = Launch(plan, device, 2, (numpy.int64(units),))
     return lambda source, target: launch(source.data_ptr(), target.data_ptr())
 

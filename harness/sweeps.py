@@ -13,7 +13,7 @@ _EDGE_HIDDEN = (1, 2, 3, 7, 31, 33, 63, 100, 127, 129, 255, 1000, 1023, 1025, 40
                 20480, 33000, 65536, 70000, 131072, 200000, 300000)
 _EDGE_ROWS = (1, 7, 33, 130, 1025)
 _EDGE_ELEMENTS = 1 << 21
-CI_BYTES, CI_FLOPS = 1 << 28, 1 << 39
+CI_BYTES, CI_FLOPS = 200 << 20, 1 << 39
 MAX_ELEMENTS = 1 << 60
 """Of a shape: PyTorch counts the bytes of a tensor in 63 bits."""
 

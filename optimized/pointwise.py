@@ -16,10 +16,10 @@ from optimized.launch import Launch, allocate, chip, untraced
 from optimized.operands import (
     Prepared, bump, in_memory, lie_apart, on_gpu, pitch, regular, signature, slot, span_bytes, type_of, written_back
 )
-from optimized.plan import MAX_GRID, Chip, Plan
+from optimized.plan import MAX_GRID, SIZES, Chip, Plan
 from reference.tensors import products
 
-THREADS, RUNS = 256, 4  # kThreads, kRuns
+THREADS, BYTES = 256, 16  # kThreads, kBytes
 FLT_MAX = torch.finfo(torch.float32).max
 _prepared = Prepared()
 
@@ -150,8 +150,8 @@ def _prepare(op: str, operands: tuple[Tensor, ...], out: Tensor | None) -> _Read
 
 
 def _plan(op: str, layout: _Layout, chip: Chip) -> Plan:
-    runs = layout.rows * -(-layout.cols // layout.run)
-    grid = max(1, min(MAX_GRID, -(-runs // (RUNS * THREADS))))
+    runs, run_bytes = layout.rows * -(-layout.cols // layout.run), layout.run * SIZES[layout.element]
+    grid = max(1, min(MAX_GRID, -(-runs * run_bytes // (BYTES * THREADS))))
     return Plan("pointwise.cu", f"pointwise<{op}, {layout.element}, {layout.run}>", op, grid, THREADS,
                 programmatic=chip.is_hopper_or_later)
 

@@ -49,7 +49,7 @@ def test_llm_is_sixty_cases_with_every_unquantized_norm_of_the_peers():
 def test_ci_is_llm_without_what_takes_long():
     works = {case: family_of(case.function).work(case) for case in llm()}
     assert {case for case, work in works.items() if work.bytes <= CI_BYTES and work.flops <= CI_FLOPS} == set(ci())
-    assert functions(ci()) == functions(llm()) and len(ci()) == 119
+    assert functions(ci()) == functions(llm()) and len(ci()) == 104
     assert {case.recipe for case in ci()} == set(RECIPES)
 
 

@@ -2,7 +2,7 @@
 #include "device/vec.cuh"
 
 constexpr int kThreads = 256;
-constexpr int kRuns = 4;  // of N elements, on a thread's way at once
+constexpr int kBytes = 16;  // of each operand, on a thread's way at once
 
 struct Pointwise {
   const void *a, *b;
@@ -82,7 +82,7 @@ __global__ __launch_bounds__(kThreads) void pointwise(const __grid_constant__ Po
   let_grid_behind_come();
   const Places<N> places{p};
   const u64 whole = p.rows == 1 ? p.cols / N : p.cols % N ? 0 : places.count;  // runs
-  constexpr int kTile = kRuns * kThreads;
+  constexpr int kRuns = kBytes / sizeof(Vec<T, N>), kTile = kRuns * kThreads;
   for (u64 first = u64(blockIdx.x) * kTile; first < places.count; first += u64(gridDim.x) * kTile) {
     if (first + kTile <= whole) {  // nothing to ask between the loads
       Vec<T, N> a[kRuns], b[kRuns];
