@@ -37,8 +37,8 @@ def takes(products: tuple[Product, ...]) -> bool:
 
 
 def fills(product: Product, chip: Chip) -> bool:
-    """Whether there are two waves of CTAs, however many rows x has: with fewer the SMs do not wait for W alone."""
-    return product.n >= 2 * 16 * CTAS[1] * chip.sms
+    """Whether there is a wave and a half of CTAs, however many rows x has: with fewer the SMs do not wait for W alone."""
+    return product.n >= 1.5 * 16 * CTAS[1] * chip.sms
 
 
 def skinny(strips: Strips, chip: Chip) -> Plan:
