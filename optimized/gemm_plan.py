@@ -21,9 +21,10 @@ SECOND, SHARES_A = 1, 2  # bits of Item::what
 STORES, ADDS_C, STORES_FLOATS, ADDS_FLOATS = 0, 4, 8, 12
 GROUP_ROWS = 2048  # of D that a wave of clusters works on, so that it re-reads A and B in the L2
 
-# A model of one CTA's time, in SM cycles.
-FLOPS_A_CYCLE = 4096
-L2_BYTES_A_CYCLE = 46
+# A model of one CTA's time, in SM cycles. Operations and bytes on their way to an SM both cost power, by which the clock
+# falls: a step takes the time of both together, fitted to every tile at 8192x4096x4096 and 8192x8192x8192 on an H200.
+FLOPS_A_CYCLE, POWER_BYTES_A_CYCLE = 4670, 260
+L2_BYTES_A_CYCLE = 43
 MEMORY_BYTES_A_CYCLE = 18  # an SM's share
 FILL_CYCLES = 1500  # from the start of a launch to the first product
 STORE_CYCLES = 0.04  # an element of D, where nothing multiplies meanwhile
@@ -161,13 +162,19 @@ def work(tile: Tile, products: tuple[Product, ...], chip: Chip, parts: int = 1) 
 
 def cycles(tile: Tile, products: tuple[Product, ...], chip: Chip) -> float:
     """SM cycles of the CTA that is busy longest, by the model."""
-    bytes_a_step = 2 * DEPTH * (tile.rows + tile.cols - max(tile.rows, tile.cols) / 2)
-    step = max(2 * tile.rows * tile.cols * DEPTH / FLOPS_A_CYCLE, bytes_a_step / L2_BYTES_A_CYCLE)
+    step = _step_cycles(tile)
     store = STORE_CYCLES * tile.rows * tile.cols * (1.5 if products[0].adds else 1)
     lists = work(tile, products, chip)
     hidden = tile.schedule == "PingPong" and max(map(len, lists)) > 2
     longest = max(sum(step * item[2] + (0 if hidden else store) for item in items) for items in lists)
     return FILL_CYCLES + _together(longest + (store if hidden else 0), _memory_cycles(products, chip))
+
+
+def _step_cycles(tile: Tile) -> float:
+    """Of a stage of K: a pair of tiles loads the wider of their operands once."""
+    loaded = 2 * DEPTH * (tile.rows + tile.cols - max(tile.rows, tile.cols) / 2)
+    multiplied = 2 * tile.rows * tile.cols * DEPTH
+    return max(multiplied / FLOPS_A_CYCLE + loaded / POWER_BYTES_A_CYCLE, loaded / L2_BYTES_A_CYCLE)
 
 
 def _together(work: float, memory: float) -> float:
@@ -193,7 +200,7 @@ def _parts(products: tuple[Product, ...], whole: float, chip: Chip) -> int:
     if product.b_across or product.n % 8 or product.output == "f32":
         return 1
     count, clusters = len(pairs(SMALL, product)), clusters_of(chip)
-    step = 2 * SMALL.rows * SMALL.cols * DEPTH / FLOPS_A_CYCLE
+    step = _step_cycles(SMALL)
     moved = 8 * product.m * product.n / (L2_BYTES_A_CYCLE * chip.sms)  # of a part: written and read
 
     def split(parts):
