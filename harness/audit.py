@@ -29,8 +29,8 @@ def audit(case: Case, call: Call, results: Any) -> tuple[dict[str, int], str]:
 
 
 def moved_bytes(values: Any) -> int:
-    """Bytes of all tensors in `values`: a tensor that is there twice, and an element that is repeated with stride 0, count
-    once; views that overlap otherwise count each."""
+    """Bytes of all tensors in `values`: a tensor that is there twice, and an element that is repeated with stride 0,
+    count once; views that overlap otherwise count each."""
     distinct = {
         (each.untyped_storage()._cdata, each.storage_offset(), each.shape, each.stride(), each.dtype): each
         for each in tensors_in(values)

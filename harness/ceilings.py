@@ -19,7 +19,8 @@ PRODUCT_S = 0.2  # for the products of one dtype
 class Ceilings:
     """Rates in TB/s (decimal) and TFLOP/s; `tick_us` is the resolution of the GPU's events.
 
-    `product_tflops` is of bf16 operands, fp32's is of exact products; the others are None where the chip or PyTorch has no such product.
+    `product_tflops` is of bf16 operands, fp32's is of exact products; the others are None where the chip or PyTorch has
+    no such product.
     """
 
     copy_tbs: float

@@ -72,7 +72,8 @@ def show(console: Console, old: list[dict[str, Any]], new: list[dict[str, Any]])
         if every:
             inside, count = within(found, name, 0.015)
             console.print(f"{name}: {len(every)} rows in both, changed by {median(every):.2%} in the median; over "
-                          f"{LONG_US:g} µs {inside} of {count} by under 1.5 %, {within(found, name, 0.01)[0]} by under 1 %")
+                          f"{LONG_US:g} µs {inside} of {count} by under 1.5 %, "
+                          f"{within(found, name, 0.01)[0]} by under 1 %")
     for line in differences(old, new):
         console.print(line, markup=False)
     said = unmatched(old, new)
@@ -102,12 +103,13 @@ def _change(old: dict[str, Any], new: dict[str, Any]) -> Change | None:
 
 def _largest(found: list[Change]) -> Table:
     """The rows whose judged column moved most, with its intervals' verdict."""
-    table = Table(title=f"Largest changes of {counted(len(found), 'row')}, new against old", title_justify="left", box=None,
-                  pad_edge=False)
+    table = Table(title=f"Largest changes of {counted(len(found), 'row')}, new against old", title_justify="left",
+                  box=None, pad_edge=False)
     for name in ("case", "implementation", "µs", "graph", "cold", "warm", "speed-up", "intervals"):
         table.add_column(name, justify="left" if name in ("case", "implementation", "intervals") else "right")
     for change in sorted(found, key=_moved, reverse=True)[:SHOWN]:
-        cells = [f"{change.changes[name]:+.1%}" if name in change.changes else "" for name in (*rows.COLUMNS, "speedup")]
+        cells = [f"{change.changes[name]:+.1%}" if name in change.changes else ""
+                 for name in (*rows.COLUMNS, "speedup")]
         table.add_row(change.row["case"], change.row["implementation"], f"{change.us:.2f}", *cells,
                       "apart" if change.apart else "touch")
     return table

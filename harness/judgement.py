@@ -43,9 +43,9 @@ def judge(
 ) -> Judged:
     """Errors of every output against the oracle. `pairs`: name -> what the function and the reference gave.
 
-    `times`: how often both were called, where that accumulates. `twin`: see harness.parity.check. `count` takes what was
-    counted of an output, right or wrong. `allowance`: see Family. Raises Wrong with what is wrong with the first output
-    that is not what it should be.
+    `times`: how often both were called, where that accumulates. `twin`: see harness.parity.check. `count` takes what
+    was counted of an output, right or wrong. `allowance`: see Family. Raises Wrong with what is wrong with the first
+    output that is not what it should be.
     """
     family = family_of(case.function)
     for name, pair in pairs.items():

@@ -20,8 +20,9 @@ BIG = 4_000_000  # bytes; below, the launch is what takes the time
 
 
 def speedup(cases: Cases) -> Figure | None:
-    """Bars of reference time (of products: cuBLAS's) / optimized time by shape, a panel a function, with the 95 % interval over replicates, or
-    without replicates the one that the intervals of both medians allow; the largest shapes where there are many."""
+    """Bars of reference time (of products: cuBLAS's) / optimized time by shape, a panel a function, with the 95 %
+    interval over replicates, or without replicates the one that the intervals of both medians allow; the largest shapes
+    where there are many."""
     found = [of for of in cases.values() if time_us(of.get("optimized")) and time_us(table.base(of))]
     grouped = _by_function([of for of in found if not of["optimized"]["options"]] or found)
     if not grouped:
@@ -37,7 +38,8 @@ def speedup(cases: Cases) -> Figure | None:
         )
         for x, value in enumerate(middle):
             panel.annotate(
-                f"{value:.2f}" if value < 2 else f"{value:.1f}", (x, value), (0, 3), textcoords="offset points", ha="center", fontsize=7
+                f"{value:.2f}" if value < 2 else f"{value:.1f}", (x, value), (0, 3),
+                textcoords="offset points", ha="center", fontsize=7
             )
         panel.set_xticks(
             range(len(kept)), [_shape(of["optimized"]) for of in kept], rotation=45, ha="right", fontsize=7

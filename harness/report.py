@@ -190,7 +190,8 @@ def _tables(grouped: dict, on_gpu: bool) -> list[str]:
 
 def _gpu_lines(grouped: dict) -> list[str]:
     lines = [
-        "| case | graph µs | ± % | cold µs | TB/s | TFLOP/s | % limit | × copy | × ref. or cuBLAS | best peer | host µs | SM MHz | status |",
+        "| case | graph µs | ± % | cold µs | TB/s | TFLOP/s | % limit | × copy | × ref. or cuBLAS "
+        "| best peer | host µs | SM MHz | status |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for name, of in grouped.items():

@@ -188,7 +188,8 @@ class Run:
         elif found:
             table.show_checks(self.reporter.console, found)
         failed = [row for row in self.written if row["status"] in rows.FAILURES]
-        self.reporter.say(f"{table.counted(len(found), 'row')} in {where}/rows.jsonl, {time.monotonic() - self.began:.0f} s")
+        counted, seconds = table.counted(len(found), "row"), time.monotonic() - self.began
+        self.reporter.say(f"{counted} in {where}/rows.jsonl, {seconds:.0f} s")
         for refusal in self.refusals:
             self.reporter.say(refusal)
         if self.left:

@@ -14,8 +14,8 @@ from harness.options import Options
 COPY_TBS = 4.28  # of an H200: what the estimates stand on
 PRODUCT_TFLOPS = {"bf16": 700.0, "fp16": 700.0, "fp32": 50.0}
 CASE_S, REPLICATE_S, PASSES = 0.6, 0.3, 6300
-"""A case takes about CASE_S, REPLICATE_S for each replicate, and PASSES times its bytes at the copy rate: fitted to a run
-of the llm sweep in five replicates."""
+"""A case takes about CASE_S, REPLICATE_S for each replicate, and PASSES times its bytes at the copy rate: fitted to a
+run of the llm sweep in five replicates."""
 PRODUCT_PASSES = 1500
 """Of a matrix product, whose calls are long, and whose reference is checked but not timed: reckoned, not fitted."""
 

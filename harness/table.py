@@ -61,7 +61,8 @@ def spread(row: dict[str, Any]) -> float | None:
 def gpu_state(found: Iterable[dict[str, Any]]) -> str | None:
     """The state of the GPU over all timed cases, in one line: SM clocks (medians of the cases), the most power and
     heat, and what held the clocks back; None where nobody said."""
-    states = list({row["case"]: row["gpu_state"] for row in found if row["kind"] == "case" and row["gpu_state"]}.values())
+    states = list({row["case"]: row["gpu_state"]
+                   for row in found if row["kind"] == "case" and row["gpu_state"]}.values())
     clocks, power, heat = ([state[name] for state in states if state[name] is not None]
                            for name in ("sm_mhz", "power_w", "temperature_c"))
     parts = [f"SM clock {min(clocks):,.0f} to {max(clocks):,.0f} MHz"] if clocks else []

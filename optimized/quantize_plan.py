@@ -14,10 +14,9 @@ class Work:
     """What is done with x: `scheme` is the family of the kernels' work types with its policies behind the part of x,
     e.g. ("Fp8", "E4M3", "Delayed").
 
-    `tiles`: by tiles of 128×128, which `columns` need and which keep more bytes on their way, rather than by strips along
-    the rows. `whole`: every run of eight
-    columns is whole and begins at a multiple of 16 bytes. `flat`: rows and their scales follow one another without a
-    gap.
+    `tiles`: by tiles of 128×128, which `columns` need and which keep more bytes on their way, rather than by strips
+    along the rows. `whole`: every run of eight columns is whole and begins at a multiple of 16 bytes. `flat`: rows and
+    their scales follow one another without a gap.
     """
 
     scheme: tuple[str, ...]

@@ -73,11 +73,11 @@ class Case:
     """One function at one shape, dtype, recipe and set of options.
 
     `shape` is that of the input, `(..., H)`, of a matrix product (M, N, K). `options` are pairs, kept sorted, so that
-    equal cases compare equal: `gamma_dtype`, `dz_dtype` (dtype names; default: `dtype`), `zero_centered_gamma` (bool), `layout`
-    (see LAYOUTS), `bias` (False: none), `eps`, `sm_margin`; of a quantizer `orientation` (see ORIENTATIONS; default:
-    rowwise), `format` (see FORMATS; default: e4m3), `force_pow_2_scales`, `with_2d_quantization`,
-    `stochastic_rounding`, `with_rht` (bool); of a norm with a quantizer `path` (see PATHS; default: what it chooses); of a
-    product those of harness.cases.linear.
+    equal cases compare equal: `gamma_dtype`, `dz_dtype` (dtype names; default: `dtype`), `zero_centered_gamma` (bool),
+    `layout` (see LAYOUTS), `bias` (False: none), `eps`, `sm_margin`; of a quantizer `orientation` (see ORIENTATIONS;
+    default: rowwise), `format` (see FORMATS; default: e4m3), `force_pow_2_scales`, `with_2d_quantization`,
+    `stochastic_rounding`, `with_rht` (bool); of a norm with a quantizer `path` (see PATHS; default: what it chooses);
+    of a product those of harness.cases.linear.
     """
 
     function: str
@@ -165,10 +165,10 @@ class Work:
 class Expected(NamedTuple):
     """A stretch of one output as the oracle has it.
 
-    `where` indexes the output after it is viewed as `value` is shaped: a slice of its rows, or of all of it.
-    `value` is float64; of a quantized output it is what was quantized. `unit` broadcasts against it: the magnitude
-    that errors are relative to. `slack`, where it is not None, is how far what was quantized may have been from `value`:
-    it was computed and rounded first.
+    `where` indexes the output after it is viewed as `value` is shaped: a slice of its rows, or of all of it. `value` is
+    float64; of a quantized output it is what was quantized. `unit` broadcasts against it: the magnitude that errors are
+    relative to. `slack`, where it is not None, is how far what was quantized may have been from `value`: it was
+    computed and rounded first.
     """
 
     name: str

@@ -154,8 +154,9 @@ class Backward(Products):
         return Call((dy, x, w, *self._scale()), options)
 
     def _rounded(self, terms: int) -> float:
-        """Each of the terms is off by at most eps / 2, by 0.21 eps as a rule, and they add up as their root at most. But
-        signs are random: in 2³⁰ sums to 6.3 times 0.21 eps, that is 1.3 eps, or 2 where a few terms outweigh all."""
+        """Each of the terms is off by at most eps / 2, by 0.21 eps as a rule, and they add up as their root at most.
+        But signs are random: in 2³⁰ sums to 6.3 times 0.21 eps, that is 1.3 eps, or 2 where a few terms
+        outweigh all."""
         return min(terms**0.5, 4) / 2 if self.fused else 0
 
     def in_place(self, call: Call) -> dict[str, Tensor]:

@@ -1,4 +1,5 @@
-"""NVML as `cuda.bindings.nvml` gives it, of GPUs that are values: clocks that change, calls that fail or are missing."""
+"""NVML as `cuda.bindings.nvml` gives it, of GPUs that are values: clocks that change, calls that fail
+or are missing."""
 
 from types import SimpleNamespace
 

@@ -200,7 +200,8 @@ def test_failure_in_a_later_replicate_costs_its_own_subject(gpu):
 
     found = measure(gpu, reference=runs(gpu, 400.0), optimized=fails_late)
     assert found["optimized"].status == "CRASH" and found["reference"].status == "OK"
-    assert "replicates" not in found["optimized"].fields and len(found["reference"].fields["replicates"]["graph_us"]) == 3
+    assert "replicates" not in found["optimized"].fields
+    assert len(found["reference"].fields["replicates"]["graph_us"]) == 3
 
 
 def test_copy_is_measured_against_its_own_work_and_has_no_result_to_check(gpu):

@@ -9,6 +9,7 @@ import reference
 from harness.tests.project import files, imports, text, tree
 
 FILE_LINES, FUNCTION_LINES, KERNEL_LINES, REFERENCE_LINES, POSITIONAL = 300, 40, 90, 15, 6
+COLUMNS = 120
 PYTHON = files(".py")
 CUDA = files(".cu", ".cuh")
 PTX = [path for path in CUDA if path.parts[-3:-1] == ("device", "ptx")]
@@ -44,6 +45,11 @@ def kernels(source):
 @pytest.mark.parametrize("path", PYTHON + CUDA, ids=str)
 def test_file(path):
     assert len(text(path).splitlines()) <= FILE_LINES
+
+
+@pytest.mark.parametrize("path", PYTHON + CUDA, ids=str)
+def test_columns(path):
+    assert [n for n, line in enumerate(text(path).splitlines(), 1) if len(line) > COLUMNS] == []
 
 
 @pytest.mark.parametrize("path", PYTHON, ids=str)

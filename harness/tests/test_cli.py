@@ -147,7 +147,8 @@ def test_full_folder_needs_resume(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [('{"a": 1}\n', "line 1: not a result row"), ("\0\0\n", "not a result row"), ('{"schema": 99}\n', "schema 99, this")],
+    [('{"a": 1}\n', "line 1: not a result row"), ("\0\0\n", "not a result row"),
+     ('{"schema": 99}\n', "schema 99, this")],
 )
 @pytest.mark.parametrize("mode", ["--resume", "--rerun-failed"])
 def test_a_foreign_folder_is_refused_in_one_sentence(tmp_path, capsys, content, words, mode):

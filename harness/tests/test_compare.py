@@ -10,7 +10,8 @@ from harness.tests.synthetic import gpu_rows, timing
 
 
 def slower(row, factor):
-    column = {name: value * factor if name not in ("n", "dropped") else value for name, value in row["graph_us"].items()}
+    column = {name: value * factor if name not in ("n", "dropped") else value
+              for name, value in row["graph_us"].items()}
     return row | {"graph_us": column}
 
 

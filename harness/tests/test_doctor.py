@@ -41,7 +41,8 @@ def test_a_gpu_under_its_usual_load_is_fit():
      "Process 7 uses this GPU for compute and holds 512 MiB of it."),
     ({"processes": [{"pid": 8, "kind": "graphics", "memory_bytes": None}]}, "Process 8 uses this GPU for graphics."),
     ({"loaded_mhz": (900, 1200)}, "never rose above 1,200 MHz under load, of 1,980"),
-    ({"state": FINE["state"] | {"reasons": ["hw_thermal_slowdown", "sw_power_cap"]}}, "meanwhile: hw_thermal_slowdown."),
+    ({"state": FINE["state"] | {"reasons": ["hw_thermal_slowdown", "sw_power_cap"]}},
+     "meanwhile: hw_thermal_slowdown."),
     ({"state": FINE["state"] | {"reasons": ["sw_thermal_slowdown"]}}, "sw_thermal_slowdown"),
     ({"board": FINE["board"] | {"power_limit_w": 500.0}}, "limited to 500 W, below the board's 700."),
     ({"board": FINE["board"] | {"mig": True}}, "MIG is on"),
@@ -77,7 +78,8 @@ def test_processes_of_both_kinds_are_listed():
 
 def test_processes_that_nvml_does_not_list_are_unknown_and_not_none():
     failing = NvmlError("No Permission")
-    gpu = Gpu("GPU-a", device_get_compute_running_processes_v3=failing, device_get_graphics_running_processes_v3=failing)
+    gpu = Gpu("GPU-a", device_get_compute_running_processes_v3=failing,
+              device_get_graphics_running_processes_v3=failing)
     assert processes(Device(Nvml(gpu), gpu)) is None and processes(None) is None
     gpu = Gpu("GPU-a", device_get_graphics_running_processes_v3=failing)
     assert processes(Device(Nvml(gpu), gpu)) == []
@@ -111,8 +113,9 @@ def test_examination_of_a_fit_gpu(machine, capsys):
     machine()
     assert examine() == 0
     out = capsys.readouterr().out
-    for words in ("NVIDIA H200", "4.21 TB/s", "775 TFLOP/s", "unavailable", "0.032 µs", "1,980 to 1,980 MHz, of 1,980 MHz",
-                  "350 W, of 700 W", "41 °C", "ECC", "12000x4096", "0.40", "Fit for measurement."):
+    for words in ("NVIDIA H200", "4.21 TB/s", "775 TFLOP/s", "unavailable", "0.032 µs",
+                  "1,980 to 1,980 MHz, of 1,980 MHz", "350 W, of 700 W", "41 °C", "ECC", "12000x4096", "0.40",
+                  "Fit for measurement."):
         assert words in out
     assert max(map(len, out.splitlines())) <= 100
 
@@ -121,7 +124,8 @@ def test_examination_as_json(machine, capsys):
     machine(Gpu("GPU-a", device_get_compute_running_processes_v3=[process(4711, 3 << 20)]))
     assert examine(as_json=True) == 3
     found = json.loads(capsys.readouterr().out)
-    assert found["fit"] is False and found["doubts"] == ["Process 4711 uses this GPU for compute and holds 3 MiB of it."]
+    assert found["fit"] is False
+    assert found["doubts"] == ["Process 4711 uses this GPU for compute and holds 3 MiB of it."]
     assert found["ceilings"] == H200.to_dict() and found["noise"][0]["noise_percent"] == 0.4
     assert found["loaded_mhz"] == [1980, 1980] and found["board"]["ecc"] is True
 
@@ -152,7 +156,8 @@ def test_without_nvml_nothing_can_be_trusted(machine, capsys):
 
 
 def test_doubts_are_listed_below_the_verdict(machine, capsys):
-    machine(Gpu("GPU-a", device_get_current_clocks_event_reasons=0x48, instances=None), [replace(QUIET, noise_percent=9.0)])
+    machine(Gpu("GPU-a", device_get_current_clocks_event_reasons=0x48, instances=None),
+            [replace(QUIET, noise_percent=9.0)])
     assert examine() == 3
     verdict = capsys.readouterr().out.split("not to be trusted now:")[1].strip().splitlines()
     assert [line[:2] for line in verdict] == ["- ", "- "]

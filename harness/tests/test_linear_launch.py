@@ -260,4 +260,5 @@ def test_a_tensor_without_memory_is_refused_by_name(function, launched):
     first, value = next(iter(call.items()))
     options = {"in_place": False} if function == "linear_scale_add_fwd" else {}
     with pytest.raises(TypeError, match=f"{function}: {first} is .* without memory"):
-        torch.func.vmap(lambda t: results(optimized, function, call | {first: t}, **options))(torch.stack([value, value]))
+        torch.func.vmap(lambda t: results(optimized, function, call | {first: t}, **options))(
+            torch.stack([value, value]))

@@ -43,8 +43,9 @@ def test_report_leads_with_the_numbers(gpu_run):
     assert "2026-01-31 · torch 2.11.0+cu130 · NVRTC 13.0 · driver 580.0 · commit aaaaaaaaaa" in text
     count = len(synthetic.gpu_rows())
     checked = sum(row["parity"] is not None for row in synthetic.gpu_rows())
-    for words in (f"{count} OK", f"{checked} of {checked} checked rows are right", "Speed-up over reference: 10.7", "copy 4.21",
-                  "geometric mean of 62 cases", "Speed-up over cublas: 1.02 × (geometric mean of 85 cases)"):
+    for words in (f"{count} OK", f"{checked} of {checked} checked rows are right", "Speed-up over reference: 10.7",
+                  "copy 4.21", "geometric mean of 62 cases",
+                  "Speed-up over cublas: 1.02 × (geometric mean of 85 cases)"):
         assert words in text
     assert "| rmsnorm_fwd 4096x8192 bf16 |" in text
     assert "--case" in text.split("## Measuring one row again")[1]
@@ -60,7 +61,8 @@ def test_cpu_run_shows_what_there_is(tmp_path):
     write(run, None)
     text = (run / "REPORT.md").read_text()
     assert text.startswith("# CPU")
-    assert {path.stem for path in (run / "plots").glob("*.png")} == {*CPU_FIGURES, "quantization_accuracy", "pipeline_fusion"}
+    drawn = {path.stem for path in (run / "plots").glob("*.png")}
+    assert drawn == {*CPU_FIGURES, "quantization_accuracy", "pipeline_fusion"}
     assert all(f"(plots/{name}.png)" in text for name in CPU_FIGURES)
 
 

@@ -78,7 +78,8 @@ def test_foreign_line_is_an_error_that_names_it(tmp_path):
     {"status": "FINE"}, {"case": 5}, {"percent_of_limit": "97"}, {"warm_us": {"median": 1.0}},
     {"graph_us": {"median": None, "ci_low": 1.0, "ci_high": 1.0}}, {"speedup": {"median": 1.0}}, {"gpu_state": {}},
     {"parity": {"ok": True, "errors": {"y": 0.1}}}, {"parity": {"ok": True, "errors": None}},
-    {"kind": "compile", "status": "OK", "kernel": None}, {"kind": "compile", "status": "OK", "kernel": {"registers": 1}},
+    {"kind": "compile", "status": "OK", "kernel": None},
+    {"kind": "compile", "status": "OK", "kernel": {"registers": 1}},
 ], ids=str)
 def test_damaged_row_is_an_error_that_names_it(tmp_path, damage):
     path = tmp_path / "rows.jsonl"

@@ -216,7 +216,8 @@ def test_an_exception_inside_passes_and_the_thread_ends(install):
 
 
 def test_asking_neither_imports_torch_nor_starts_cuda():
-    words = "import sys; from harness.telemetry import *; visible_devices(); device_of(0); assert 'torch' not in sys.modules"
+    words = ("import sys; from harness.telemetry import *; visible_devices(); device_of(0); "
+             "assert 'torch' not in sys.modules")
     subprocess.run([sys.executable, "-c", words], cwd=ROOT, check=True, timeout=60)
 
 

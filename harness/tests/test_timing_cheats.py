@@ -133,8 +133,8 @@ def test_faster_than_the_limit_is_not_believed_of_what_l2_does_not_hold(backend,
 
 
 def on_another_stream(cycles=0, forks=False, joins=False):
-    """rmsnorm_fwd on a stream of its own, after as many cycles of sleep. Of another priority: streams of the same one may
-    share a queue of the GPU, in which it would wait its turn and be right."""
+    """rmsnorm_fwd on a stream of its own, after as many cycles of sleep. Of another priority: streams of the same one
+    may share a queue of the GPU, in which it would wait its turn and be right."""
     stream = torch.cuda.Stream(priority=-1)
 
     def run(call):

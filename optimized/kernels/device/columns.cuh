@@ -66,8 +66,9 @@ __device__ __forceinline__ void sum_partials(const float* partial, int count, in
     Floats<W> sum = {};
     if (valid) {
       const int first = part * kRows + lane / kLanes, stride = deep * kRows;
-      sum = sum_in_fours<W>(ceil_div(max(0, count - first), stride),
-                            [&](int p) { return widen(load_past_l1<W>(partial + i64(first + p * stride) * cols + c)); });
+      sum = sum_in_fours<W>(ceil_div(max(0, count - first), stride), [&](int p) {
+        return widen(load_past_l1<W>(partial + i64(first + p * stride) * cols + c));
+      });
     }
 #pragma unroll
     for (int i = 0; i < W; ++i)

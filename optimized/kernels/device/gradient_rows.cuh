@@ -89,7 +89,9 @@ struct Ringed {
     this->row = row;
     ring.wait();
   }
-  __device__ __forceinline__ Floats<N> x(int v) const { return widen(load<X, N>(ring.current(0), first + v * kStride)); }
+  __device__ __forceinline__ Floats<N> x(int v) const {
+    return widen(load<X, N>(ring.current(0), first + v * kStride));
+  }
   __device__ __forceinline__ Floats<N> dz(int v) const {
     return widen(load<Dz, N>(ring.current(cols * sizeof(X)), first + v * kStride));
   }

@@ -13,9 +13,9 @@ __device__ __forceinline__ void butterflies(float (&v)[kRun]) {
       }
 }
 
-// Each 16 elements down the columns j and j + 1 of a tile, times diag(s) * H16 / 4 with H16 in Sylvester's order, rounded
-// to bf16, a word a row: four butterfly stages in float32, of strides 1, 2, 4 within a thread and 8 with the lane that
-// has the other rows. j is even.
+// Each 16 elements down the columns j and j + 1 of a tile, times diag(s) * H16 / 4 with H16 in Sylvester's order,
+// rounded to bf16, a word a row: four butterfly stages in float32, of strides 1, 2, 4 within a thread and 8 with the
+// lane that has the other rows. j is even.
 __device__ __forceinline__ void hadamard(const Vec<bf16, kRun> (&row)[kRun], int j, u32 (&word)[kRun]) {
   constexpr u32 kSigns = 0xD7E8;  // bit i is set where s is -1 for element i
   const bool upper = Lattice::lane_down() % 2;
