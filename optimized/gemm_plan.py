@@ -21,9 +21,10 @@ SECOND, SHARES_A = 1, 2  # bits of Item::what
 STORES, ADDS_C, STORES_FLOATS, ADDS_FLOATS = 0, 4, 8, 12
 GROUP_ROWS = 2048  # of D that a wave of clusters works on, so that it re-reads A and B in the L2
 
-# A model of one CTA's time, in SM cycles. Operations and bytes on their way to an SM both cost power, by which the clock
-# falls: a step takes the time of both together, fitted to every tile at 8192x4096x4096 and 8192x8192x8192 on an H200.
-FLOPS_A_CYCLE, POWER_BYTES_A_CYCLE = 4670, 260
+# A model of one CTA's time, in SM cycles. FLOPS_SHARE and POWER_BYTES_A_CYCLE are fitted to each tile at 8192x4096x4096
+# and 8192x8192x8192 on an H200: bytes cost time beside operations though the L2 has the rate, perhaps by their power.
+FLOPS_A_CYCLE, FLOPS_SHARE = 4096, 0.875
+POWER_BYTES_A_CYCLE = 260
 L2_BYTES_A_CYCLE = 43
 MEMORY_BYTES_A_CYCLE = 18  # an SM's share
 FILL_CYCLES = 1500  # from the start of a launch to the first product
@@ -92,7 +93,7 @@ class GemmPlan:
 def takes(products: tuple[Product, ...], chip: Chip) -> bool:
     """Whether one launch does the products: 16-bit operands on 16 bytes, sums that leave as their type or as float32.
 
-    Some rows of x are left to gemm_few.cu, few to gemm_skinny.cu, and what it starts sooner with to the general path.
+    Some rows of x are left to gemm_few.cu and gemm_skinny.cu, and what starts sooner there to the general path.
     """
     def fits(p):
         result = p.output == p.element or p.output == "f32" and (p.a_across or not p.adds)  # wgrad adds in place
@@ -173,7 +174,7 @@ def cycles(tile: Tile, products: tuple[Product, ...], chip: Chip) -> float:
 def _step_cycles(tile: Tile) -> float:
     """Of a stage of K: a pair of tiles loads the wider of their operands once."""
     loaded = 2 * DEPTH * (tile.rows + tile.cols - max(tile.rows, tile.cols) / 2)
-    multiplied = 2 * tile.rows * tile.cols * DEPTH
+    multiplied = FLOPS_SHARE * 2 * tile.rows * tile.cols * DEPTH
     return max(multiplied / FLOPS_A_CYCLE + loaded / POWER_BYTES_A_CYCLE, loaded / L2_BYTES_A_CYCLE)
 
 

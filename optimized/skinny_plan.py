@@ -37,7 +37,8 @@ def takes(products: tuple[Product, ...]) -> bool:
 
 
 def fills(product: Product, chip: Chip) -> bool:
-    """Whether there is a wave and a half of CTAs, however many rows x has: with fewer the SMs do not wait for W alone."""
+    """Whether up to BLOCK_ROWS rows make a wave and a half of CTAs: with fewer, SMs wait for each other. Asked of n
+    alone, so that all numbers of rows go one way."""
     return product.n >= 1.5 * 16 * CTAS[1] * chip.sms
 
 

@@ -80,15 +80,18 @@ def test_x_costs_as_much_as_w():
         assert takes((replace(wide, m=DEEP_ROWS),), H200)
 
 
-@pytest.mark.parametrize("n, k", [(300, 4096), (1024, 4096), (3072, 3072), (4096, 11008), (8192, 8192), (11008, 4096), (28672, 4096)])
+@pytest.mark.parametrize("n, k", [(300, 4096), (1024, 4096), (3072, 3072), (4096, 11008), (8192, 8192), (9503, 4096),
+                                  (9504, 4096), (28672, 4096)])
 def test_few_rows_are_cut_alike_and_left_to_ctas_that_fill_the_sms(n, k):
     """So a row of D does not depend on how many there are."""
     given = [replace(ONE, m=m, n=n, k=k) for m in (1, 8, 9, 16)]
     assert len({(cut.rows, cut.cols, cut.cluster) for cut in (best(each, H200) for each in given)}) == 1
-    assert {takes((each,), H200) for each in given} == {n < 11008}
+    assert {takes((each,), H200) for each in given} == {n < 9504}
 
 
 def test_a_chip_without_clusters_has_whole_k():
+    assert not takes((replace(ONE, m=16),), replace(H200, clusters=()))
+    assert takes((replace(ONE, m=17),), replace(H200, clusters=()))
     assert {cut.cluster for cut in cuts(ONE, replace(H200, clusters=()))} == {1}
     assert {cut.cluster for cut in cuts(replace(ONE, m=40, k=200), H200)} == {1, 2, 4}
 

@@ -91,6 +91,11 @@ def test_second_build_is_a_hit():
     assert first.image.startswith(b"\x7fELF")
 
 
+def test_nvrtc_keeps_nothing_itself():
+    """What it keeps comes without the assembler's report, and only where there is a GPU."""
+    assert jit._options(ARCH).no_cache
+
+
 def test_nothing_to_build():
     assert jit.build([], ARCH) == {}
 
