@@ -65,7 +65,7 @@ def _case_arguments(verb: argparse.ArgumentParser, name: str) -> None:
         "--profile",
         choices=PROFILES,
         default="quick",
-        help="sweep and time: quick = smoke, ci = ci, full = all",
+        help="sweep and time: " + ", ".join(f"{name} = {profile.sweep}" for name, profile in PROFILES.items()),
     )
     add("--sweep", help="the named list of cases to take (default: the profile's)")
     add("--function", action="append", default=[], help="only this function; may be repeated, as all filters may")

@@ -26,9 +26,8 @@ def needed_bytes(case: Case, implementations: Iterable[str], device: str = "cuda
     confirmed: with fresh inputs, copies of outputs, and once more the reference's outputs and all temporaries.
     """
     work, names = family_of(case.function).work(case), tuple(implementations)
-    values = work.bytes // (
-        1 if case.recipe != "none" and case.function not in PIPELINES else DTYPES[case.dtype].itemsize
-    )
+    in_bytes = case.recipe != "none" and case.function not in PIPELINES
+    values = work.bytes // (1 if in_bytes else DTYPES[case.dtype].itemsize)
     temporaries = REFERENCE_BYTES * values
     oracle = min(ORACLE_BYTES * values, max(STRETCH_BYTES, temporaries))
     judging = work.read_bytes + 3 * work.written_bytes + max(temporaries, oracle)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import Parameter, functional
 
-from harness.cases.base import DTYPES, Call, Case
+from harness.cases.base import DTYPES, Case
 from harness.cases.pipelines import EPS, FAMILIES
 from reference import ops, recipes
 

@@ -62,8 +62,7 @@ class Reporter:
             self._task = self._progress.add_task("", total=total, left="")
 
     def begin(self, name: str) -> None:
-        """The step that is running now. Time is counted from the first one: what comes before it
-        is not like the rest."""
+        """The step that is running now. Time is counted from the first one: what comes before is not like the rest."""
         self._began = self._began or time.monotonic()
         if self._progress:
             self._progress.update(self._task, description=name)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from harness import case_run, compile_report, rows, schedule, table
+from harness import compile_report, rows, schedule, table
 from harness.case_server import CaseServer
 from harness.compile_ahead import Kernels, started
 from harness.compile_report import Request

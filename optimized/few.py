@@ -4,12 +4,11 @@ import numpy
 import torch
 
 from optimized import few_plan, tma
-from optimized.few_plan import DEPTH, Cut
+from optimized.few_plan import Cut
 from optimized.launch import Launch, chip, make_current
-from optimized.matrices import Operands
+from optimized.linear_plan import DEPTH
+from optimized.matrices import POINTERS, Operands
 from optimized.plan import Chip
-
-POINTERS = 6  # A, B, C, D, a factor in device memory or 0, and the scale
 
 
 def takes(products: tuple[Operands, ...], exact: bool, here: Chip) -> bool:

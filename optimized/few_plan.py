@@ -4,22 +4,19 @@ part of it. Pure functions of shapes and chip."""
 from dataclasses import dataclass
 
 from optimized import skinny_plan
-from optimized.linear_plan import Product, starts_sooner
-from optimized.plan import SIZES, Chip, Plan, round_up
+from optimized.linear_plan import DEPTH, MAX_EXTENT, MEMORY_BYTES_A_CYCLE, Product, starts_sooner
+from optimized.plan import Chip, Plan, round_up
 
 MAX_ROWS = 128  # of x
 COLS = (32, 64, 128)  # of x in a kernel: an n of wgmma
 DEEP_ROWS = 64  # of x: with more, a CTA takes all memory of an SM
 ROWS = (64, 128)  # of W in a CTA
 CLUSTERS = (1, 2, 4, 8)
-DEPTH = 64  # elements of K in a stage
 BARRIERS_BYTES, MAX_STAGES = 1024, 32  # sizeof(Few::Barriers), Few::kMaxStages
 CTAS = 2  # of an SM, where there are that many
 SM_BYTES, CTA_BYTES = 1024, 1024  # that an SM has beyond what a CTA can take, and that each CTA costs beside its own
-MAX_EXTENT = 1 << 30  # coordinates of the copy engine are int32
 
 # A model of the busiest SM's time, in cycles.
-MEMORY_BYTES_A_CYCLE = 18  # an SM's share
 L2_BYTES_A_CYCLE = 34  # to an SM that has one CTA
 FILL_CYCLES, MEET_CYCLES = 1000, 500  # of a wave; for each CTA of a cluster
 STORE_CYCLES = 0.04  # an element of D

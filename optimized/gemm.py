@@ -10,12 +10,11 @@ from optimized import gemm_plan, tma, tuning
 from optimized.gemm_plan import CLUSTER, DEPTH, GemmPlan, Tile
 from optimized.launch import Launch, allocate, beside_capture, chip, make_current
 from optimized.linear_plan import Product
-from optimized.matrices import Matrix, Operands
+from optimized.matrices import POINTERS, Matrix, Operands
 from optimized.plan import SIZES, Chip, Plan
 
 ACROSS_BOX = (DEPTH // CLUSTER, 64)  # (K, M or N): what one load moves of an operand that lies across
 CHUNK_ROWS, CHUNK_ROW_BYTES = 64, 64
-POINTERS = 6  # that a call has for each product: A, B, C, D, a factor in device memory or 0, and the scale
 PARTS_THREADS, PARTS_RUN = 64, 8  # kPartsThreads; elements a thread
 
 

@@ -10,11 +10,10 @@ from array import array
 from dataclasses import dataclass, replace
 
 from optimized import few_plan, skinny_plan
-from optimized.linear_plan import Product, starts_sooner
+from optimized.linear_plan import DEPTH, MAX_EXTENT, MEMORY_BYTES_A_CYCLE, Product, starts_sooner
 from optimized.plan import SIZES, Chip, Plan, round_up
 
 CLUSTER = 2
-DEPTH = 64  # elements of K in a stage
 SLOT_BYTES = 2 * 64 * 64  # of staging memory
 THREADS = 384
 SECOND, SHARES_A = 1, 2  # bits of Item::what
@@ -26,13 +25,11 @@ GROUP_ROWS = 2048  # of D that a wave of clusters works on, so that it re-reads 
 FLOPS_A_CYCLE, FLOPS_SHARE = 4096, 0.875
 POWER_BYTES_A_CYCLE = 260
 L2_BYTES_A_CYCLE = 43
-MEMORY_BYTES_A_CYCLE = 18  # an SM's share
 FILL_CYCLES = 1500  # from the start of a launch to the first product
 STORE_CYCLES = 0.04  # an element of D, where nothing multiplies meanwhile
 SECOND_LAUNCH_CYCLES = 3000
 MIN_STEPS, MAX_PARTS = 4, 32  # of K
 MAX_DEPTH = DEPTH * 0x7FFF  # Item::stages
-MAX_EXTENT = 1 << 30  # Item::row and col, which a pair of tiles may reach beyond
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ COSTS = {  # tile -> of an element of D: a load serves fewer products in a small
 }
 MAX_GRID = 2**31 - 1
 SHALLOW = 128  # of K
+DEPTH = 64  # kDepth: elements of K in a stage, where the copy engine loads
+MAX_EXTENT = 1 << 30  # of what it loads: its coordinates are int32, and a pair of tiles may reach beyond
+MEMORY_BYTES_A_CYCLE = 18  # of an SM: its share of an H200's rate
 
 
 @dataclass(frozen=True)

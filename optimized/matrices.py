@@ -7,10 +7,12 @@ import numpy
 import torch
 from torch import Tensor
 
-from optimized import linear_plan as plans
 from optimized import few_plan, skinny_plan
+from optimized import linear_plan as plans
 from optimized.operands import pitch, type_of
 from optimized.plan import SIZES
+
+POINTERS = 6  # that a launch takes for each product: A, B, C, D, a factor in device memory or 0, and the scale
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from optimized.norm_quantize_plan import Path
 from optimized.operands import Prepared, pitch, regular, signature, type_of
 from optimized.plan import Chip, Plan, Problem
 from optimized.quantization import CODES, assembled, options_of, outputs_of, pointers_of, quantize, scalars_of, work_of
-from optimized.quantize_plan import Work
 from reference import tensors
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer
 

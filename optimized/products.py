@@ -16,7 +16,7 @@ from torch import Tensor
 from optimized import few, few_plan, gemm, gemm_plan, skinny_plan
 from optimized import linear_plan as plans
 from optimized.launch import Launch, allocate, chip, untraced
-from optimized.matrices import Operands, of_backward, of_forward
+from optimized.matrices import POINTERS, Operands, of_backward, of_forward
 from optimized.operands import (
     Prepared, bump, in_memory, lie_apart, on_gpu, pitch, regular, signature, slot, span_bytes, written_back
 )
@@ -26,7 +26,6 @@ from reference.tensors import QuantizedTensor
 from reference.tensors import products as checks
 
 FLT_MAX = torch.finfo(torch.float32).max
-_POINTERS = 6  # Pointers of kernels/device/gemm_general.cuh
 _prepared = Prepared()
 
 
@@ -206,7 +205,7 @@ def _launch(products: tuple[Operands, ...], exact: bool, device: torch.device) -
             return way.launch(products, device)
     tiled, plan = _tiled(tuple(each.product(exact) for each in products), here)
     scalars = sum((each.scalars(tiling) for each, tiling in zip(products, tiled)), ())
-    return Launch(plan, device, _POINTERS * len(products), scalars)
+    return Launch(plan, device, POINTERS * len(products), scalars)
 
 
 def _check_forward(function, input, weight, residual, *, scale, in_place, out_dtype):

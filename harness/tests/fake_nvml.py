@@ -1,5 +1,4 @@
-"""NVML as `cuda.bindings.nvml` gives it, of GPUs that are values: clocks that change, calls that fail
-or are missing."""
+"""NVML as `cuda.bindings.nvml` gives it, of GPUs that are values: clocks that change, calls that fail or miss."""
 
 from types import SimpleNamespace
 

@@ -61,8 +61,7 @@ def compile_ahead_of(*calls):
 
 @contextmanager
 def not_launched():
-    """Within it calls of optimized launch nothing, and give whatever was in memory; -> (source, kernel)
-    of each plan."""
+    """Within it calls of optimized launch nothing, and give what was in memory; -> (source, kernel) of each plan."""
     requests, kept = [], (Launch.__init__, Launch.__call__)
     prepared = [each for name, module in list(sys.modules.items()) if name.startswith("optimized.")
                 for each in vars(module).values() if isinstance(each, Prepared)]

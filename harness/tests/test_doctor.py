@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness import backend_gpu, doctor, noise, telemetry
+from harness import backend_gpu, noise, telemetry
 from harness.doctor import doubts, examine, processes
 from harness.noise import Noise
 from harness.subject import DeviceLost

@@ -14,7 +14,7 @@ from harness.tests.emulated import SM_80
 from harness.tests.test_specializations import instructions
 from harness.tune import candidates
 from optimized import gemm_plan, jit
-from optimized.few_plan import COLS, CTAS, DEEP_ROWS, MAX_ROWS, ROWS, Cut, best, cuts, few, takes
+from optimized.few_plan import CTAS, DEEP_ROWS, MAX_ROWS, ROWS, Cut, best, cuts, few, takes
 from optimized.linear_plan import Product
 from optimized.plan import H200
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import optimized
 from harness.tests.gemm_rows import (
     DTYPES, SCALE, assert_a_chain_waits, assert_functions_are_right, assert_others_are_not_spoiled,
     assert_residual_is_added, assert_rows_do_not_depend_on_how_many_there_are, is_near, operands

@@ -1,11 +1,12 @@
 """Who may import whom, so that parity between the packages cannot be faked."""
 
 import ast
+import re
 import sys
 
 import pytest
 
-from harness.tests.project import PACKAGES, files, imports, tree
+from harness.tests.project import PACKAGES, files, imports, text, tree
 
 ALLOWED = {
     "reference": ("reference",),
@@ -46,3 +47,17 @@ def test_no_import_by_name(path):
     assert [name for name in imports(path) if inside(name, ("importlib", "builtins", "runpy", "pkgutil"))] == []
     assert "sys.modules" not in {ast.unparse(node) for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)}
     assert "sys.modules" not in imports(path)
+
+
+@pytest.mark.parametrize("path", [path for path in files(".py") if path.name != "__init__.py"], ids=str)
+def test_what_is_imported_is_used(path):
+    """Or a comment says what it is there for."""
+    lines, used, imported = text(path).splitlines(), set(), {}
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Name):
+            used.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            if "#" not in "".join(lines[node.lineno - 1:node.end_lineno]):
+                imported |= {(alias.asname or alias.name).split(".")[0]: node.lineno for alias in node.names}
+    said = {word for line in lines for word in re.findall(r'"(\w+)"', line)}  # types that are spelled
+    assert {name: line for name, line in imported.items() if name not in used | said} == {}

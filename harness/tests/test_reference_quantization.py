@@ -9,7 +9,7 @@ import torch
 from harness.tests import quantized
 from harness.tests.quantized import DTYPES, hard_inputs, near_powers
 from reference import dequantize, quantize
-from reference.formats import E4M3, E5M2, FP8
+from reference.formats import E4M3, FP8
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 
 pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from harness import memory, parity, rows, schedule
 from harness.backend_cpu import Cpu
 from harness.case_run import blank
-from harness.cases import FAMILIES, NORMS, PRODUCTS, Case
+from harness.cases import FAMILIES, PRODUCTS, Case
 from harness.folder import Known
 from harness.implementations import IMPLEMENTATIONS
 from harness.options import Options, UsageError, cases, of_launcher, parse_devices, parse_shard

@@ -4,7 +4,7 @@ import torch
 import torch.distributed
 
 from reference.arguments import refuse
-from reference.ops.op import BasicOperation, Quantizers
+from reference.ops.op import BasicOperation
 from reference.recipes import DelayedScaling
 
 _LOADED = object()  # the step of a state that was loaded: the next one is another
