@@ -15,6 +15,7 @@ from optimized.plan import SIZES, Chip, Plan
 
 ACROSS_BOX = (DEPTH // CLUSTER, 64)  # (K, M or N): what one load moves of an operand that lies across
 CHUNK_ROWS, CHUNK_ROW_BYTES = 64, 64
+MAPS = 6  # of a product
 PARTS_THREADS, PARTS_RUN = 64, 8  # kPartsThreads; elements a thread
 
 
@@ -75,28 +76,36 @@ _ONE = int(numpy.float32(1).view(numpy.uint32))
 
 
 def _whole(plan: GemmPlan, products: tuple[Operands, ...], device: torch.device) -> Launch:
-    maps, sources = [None] * 8, [0] * 8
+    maps, sources, rows, cols = [None] * 2 * MAPS, [0] * 2 * MAPS, [0, 0], [0, 0]
     for i, product in enumerate(products):
-        place = 4 if product.a_across else 0  # wgrad is the second of the kernel's products
-        maps[place:place + 4] = _maps(product, plan.tile)
-        sources[place:place + 4] = range(POINTERS * i, POINTERS * i + 4)
+        second = int(product.a_across)  # wgrad is the second of the kernel's products
+        rows[second], cols[second] = product.a.rows, product.b.rows  # of D, where the operand does not lie across
+        place = slice(MAPS * second, MAPS * (second + 1))
+        maps[place] = _maps(product, plan.tile)
+        sources[place] = [POINTERS * i + source for source in (0, 1, 2, 3, 0, 1)]
     items = _items(plan.items, device)
-    scalars = numpy.int64(items.data_ptr()), numpy.int32(plan.clusters), numpy.int32(plan.part_rows)
+    extents = [numpy.int32(extent) for extent in rows + cols]
+    scalars = numpy.int64(items.data_ptr()), numpy.int32(plan.clusters), numpy.int32(plan.part_rows), *extents
     return Launch(plan.plan, device, 2, scalars, tma.Maps(tuple(maps), tuple(sources), (4, 5)))
 
 
 def _maps(product: Operands, tile: Tile) -> list[driver.CUtensorMap | None]:
-    """Of A, B, C and D as the kernel moves them."""
+    """Of A, B, C and D as the kernel moves them, and of what is left of A's and of B's rows behind whole boxes."""
     def operand(matrix, across, count):
-        return tma.of_matrix(matrix, ACROSS_BOX if across else (count // CLUSTER, DEPTH), 128)
+        return tma.of_matrix(matrix, ACROSS_BOX if across else (count, DEPTH), 128)
+
+    def edge(matrix, across, count):
+        left = 0 if across else matrix.rows % count
+        return operand(matrix, across, left) if left else None
 
     def chunk(matrix):
         box = CHUNK_ROWS, CHUNK_ROW_BYTES // SIZES[matrix.element]
         return tma.of_matrix(matrix, box, CHUNK_ROW_BYTES)
 
     loads_c = product.c is not None and product.c.element != "f32"  # floats are added in memory
-    return [operand(product.a, product.a_across, tile.rows), operand(product.b, product.b_across, tile.cols),
-            chunk(product.c) if loads_c else None, chunk(product.d)]
+    operands = (product.a, product.a_across, tile.rows // CLUSTER), (product.b, product.b_across, tile.cols // CLUSTER)
+    return [*(operand(*each) for each in operands), chunk(product.c) if loads_c else None, chunk(product.d),
+            *(edge(*each) for each in operands)]
 
 
 def _items(packed: bytes, device: torch.device) -> torch.Tensor:

@@ -6,6 +6,7 @@ items, which are pairs of neighbouring tiles that have their part of A or of B i
 
 import functools
 import heapq
+import math
 from array import array
 from dataclasses import dataclass, replace
 
@@ -14,20 +15,25 @@ from optimized.linear_plan import DEPTH, MAX_EXTENT, MEMORY_BYTES_A_CYCLE, Produ
 from optimized.plan import SIZES, Chip, Plan, round_up
 
 CLUSTER = 2
+MAX_SHARED = 227 << 10
 SLOT_BYTES = 2 * 64 * 64  # of staging memory
 THREADS = 384
 SECOND, SHARES_A = 1, 2  # bits of Item::what
 STORES, ADDS_C, STORES_FLOATS, ADDS_FLOATS = 0, 4, 8, 12
 GROUP_ROWS = 2048  # of D that a wave of clusters works on, so that it re-reads A and B in the L2
 
-# A model of one CTA's time, in SM cycles. FLOPS_SHARE and POWER_BYTES_A_CYCLE are fitted to each tile at 8192x4096x4096
-# and 8192x8192x8192 on an H200: bytes cost time beside operations though the L2 has the rate, perhaps by their power.
-FLOPS_A_CYCLE, FLOPS_SHARE = 4096, 0.875
-POWER_BYTES_A_CYCLE = 260
-L2_BYTES_A_CYCLE = 43
-FILL_CYCLES = 1500  # from the start of a launch to the first product
-STORE_CYCLES = 0.04  # an element of D, where nothing multiplies meanwhile
-SECOND_LAUNCH_CYCLES = 3000
+# A model of the busiest CTA's time, in SM cycles, fitted to 170 products of 129 to 16384 rows on an H200. Loaded bytes
+# cost time beside operations, perhaps by their power.
+FLOPS_A_CYCLE = 4096
+LOADED_BYTES_A_CYCLE = 360  # from the L2
+ARRIVING_BYTES_A_CYCLE, ACROSS_BYTES_A_CYCLE = 57, 49  # at an SM, also by another's load; where an operand lies across
+TORN = 1.35  # of these, where 128 bytes of a row lie across two lines
+BUSY_SHARE = 0.25  # more, where all SMs are at work
+FILL_CYCLES = 5300  # of a launch: until the first product, and after the last
+STORE_CYCLES, WAIT_CYCLES = 0.02, 0.08  # an element of the last tile; of a tile whose consumers do not take turns
+SECOND_LAUNCH_CYCLES = 4500
+SUMS_BYTES_A_CYCLE = 13  # of an SM: sums over parts of K, written and read again
+NEARLY = 1.012  # as fast: then LARGE, which takes less power, having the fewest bytes loaded for each result
 MIN_STEPS, MAX_PARTS = 4, 32  # of K
 MAX_DEPTH = DEPTH * 0x7FFF  # Item::stages
 
@@ -49,11 +55,14 @@ class Tile:
         return f"Tile<{self.schedule}, {self.rows}, {self.cols}, {self.stages}, {self.slots}>"
 
     @property
+    def stage_bytes(self) -> int:
+        return 2 * DEPTH * (self.rows + self.cols)
+
+    @property
     def shared_bytes(self) -> int:
         """sizeof(GemmShared)."""
         barriers = 16 * (self.stages + self.slots)
-        used = 2 * DEPTH * (self.rows + self.cols) * self.stages + 2 * self.slots * SLOT_BYTES + barriers
-        return round_up(used, 1024)
+        return round_up(self.stage_bytes * self.stages + 2 * self.slots * SLOT_BYTES + barriers, 1024)
 
     @property
     def name(self) -> str:
@@ -61,12 +70,19 @@ class Tile:
         return f"{self.schedule} {self.rows}x{self.cols}"
 
 
-LARGE, TALL = Tile("Cooperative", 128, 256, 4, 2), Tile("Cooperative", 256, 128, 4, 2)
-WIDE, MEDIUM, SMALL = (
-    Tile("PingPong", 128, 192, 4, 2), Tile("PingPong", 128, 160, 5, 2), Tile("PingPong", 128, 128, 6, 2))
+def _tile(schedule: str, rows: int, cols: int, slots: int = 2) -> Tile:
+    """With as many stages as there is room for."""
+    least = Tile(schedule, rows, cols, 1, slots)
+    return replace(least, stages=1 + (MAX_SHARED - least.shared_bytes) // (least.stage_bytes + 16))
+
+
+LARGE, TALL = _tile("Cooperative", 128, 256), _tile("Cooperative", 256, 128)
+WIDE, SMALL = _tile("PingPong", 128, 192), _tile("PingPong", 128, 128)
+FORWARD = (LARGE, TALL, WIDE, SMALL, *(_tile("PingPong", 128, cols) for cols in (176, 160, 96)),
+           *(_tile("PingPong", 192, cols) for cols in (128, 112, 64)))
 TILES = {  # by way and results: each is a kernel to compile
-    ("Forward", "Stores"): (LARGE, TALL, WIDE, MEDIUM, SMALL),
-    ("Forward", "ScaleAdds"): (LARGE, TALL, WIDE, MEDIUM, SMALL),
+    ("Forward", "Stores"): (*FORWARD, _tile("Cooperative", 256, 112)),
+    ("Forward", "ScaleAdds"): FORWARD,  # with C the other one does not fit the registers
     ("Forward", "Floats"): (SMALL,),
     ("Backward", "Stores"): (LARGE, WIDE, SMALL),
     ("Backward", "Floats"): (LARGE, WIDE, SMALL),
@@ -107,7 +123,7 @@ def takes(products: tuple[Product, ...], chip: Chip) -> bool:
 def gemm(products: tuple[Product, ...], chip: Chip, tile: Tile | None = None) -> GemmPlan:
     """The plan of forward's product, dgrad, wgrad, or dgrad and wgrad, with `tile`, or the fastest one by the model."""
     way = "Backward" if products[0].b_across else "Forward"
-    choice = tile or min(tiles(products), key=lambda each: cycles(each, products, chip))
+    choice = tile or _fastest(products, chip)
     parts = 1 if tile else _parts(products, cycles(choice, products, chip), chip)
     if parts > 1:
         choice, products = SMALL, (replace(products[0], output="f32", adds=False),)
@@ -117,6 +133,13 @@ def gemm(products: tuple[Product, ...], chip: Chip, tile: Tile | None = None) ->
     plan = Plan("gemm.cu", kernel, variant, CLUSTER * len(lists), THREADS, CLUSTER, stages=choice.stages,
                 shared_bytes=choice.shared_bytes, programmatic=True)
     return GemmPlan(plan, choice, _packed(lists), len(lists), parts, round_up(products[0].m, choice.rows))
+
+
+def _fastest(products: tuple[Product, ...], chip: Chip) -> Tile:
+    """By the model."""
+    times = {tile: cycles(tile, products, chip) for tile in tiles(products)}
+    least = min(times, key=times.get)
+    return LARGE if times.get(LARGE, math.inf) <= NEARLY * times[least] else least
 
 
 def tiles(products: tuple[Product, ...]) -> tuple[Tile, ...]:
@@ -160,24 +183,23 @@ def work(tile: Tile, products: tuple[Product, ...], chip: Chip, parts: int = 1) 
 
 def cycles(tile: Tile, products: tuple[Product, ...], chip: Chip) -> float:
     """SM cycles of the CTA that is busy longest, by the model."""
-    step = _step_cycles(tile)
-    store = STORE_CYCLES * tile.rows * tile.cols * (1.5 if products[0].adds else 1)
     lists = work(tile, products, chip)
-    hidden = tile.schedule == "PingPong" and max(map(len, lists)) > 2
-    longest = max(sum(step * item[2] + (0 if hidden else store) for item in items) for items in lists)
-    return FILL_CYCLES + _together(longest + (store if hidden else 0), _memory_cycles(products, chip))
+    step = _step_cycles(tile, products[0], len(lists) / clusters_of(chip))
+    between = WAIT_CYCLES * tile.rows * tile.cols if tile.schedule == "Cooperative" else 0
+    longest = max(sum(step * item[2] + between for item in items) for items in lists) - between
+    store = STORE_CYCLES * tile.rows * tile.cols * (1.5 if products[0].adds else 1)
+    return FILL_CYCLES + max(longest + store, _memory_cycles(products, chip))
 
 
-def _step_cycles(tile: Tile) -> float:
-    """Of a stage of K: a pair of tiles loads the wider of their operands once."""
-    loaded = 2 * DEPTH * (tile.rows + tile.cols - max(tile.rows, tile.cols) / 2)
-    multiplied = FLOPS_SHARE * 2 * tile.rows * tile.cols * DEPTH
-    return max(multiplied / FLOPS_A_CYCLE + loaded / POWER_BYTES_A_CYCLE, loaded / L2_BYTES_A_CYCLE)
-
-
-def _together(work: float, memory: float) -> float:
-    """What limits, and a part of what it does not quite hide."""
-    return max(work, memory) + min(work, memory) / 4
+def _step_cycles(tile: Tile, product: Product, busy: float) -> float:
+    """Of a stage of K, where a share `busy` of the SMs is at work. A pair of tiles loads the wider of their operands
+    once, and each gets all of it."""
+    torn = any(extent % DEPTH for extent in (product.m if product.a_across else product.k,
+                                             product.n if product.b_across else product.k))
+    loaded = tile.stage_bytes - DEPTH * max(tile.rows, tile.cols)
+    multiplied = 2 * tile.rows * tile.cols * DEPTH / FLOPS_A_CYCLE + loaded / LOADED_BYTES_A_CYCLE
+    arrived = tile.stage_bytes / (ACROSS_BYTES_A_CYCLE if product.b_across else ARRIVING_BYTES_A_CYCLE)
+    return max(multiplied, arrived * (TORN if torn else 1)) * (1 + BUSY_SHARE * busy)
 
 
 def _memory_cycles(products: tuple[Product, ...], chip: Chip) -> float:
@@ -198,12 +220,12 @@ def _parts(products: tuple[Product, ...], whole: float, chip: Chip) -> int:
     if product.b_across or product.n % 8 or product.output == "f32":
         return 1
     count, clusters = len(pairs(SMALL, product)), clusters_of(chip)
-    step = _step_cycles(SMALL)
-    moved = 8 * product.m * product.n / (L2_BYTES_A_CYCLE * chip.sms)  # of a part: written and read
+    moved = 8 * product.m * product.n / (SUMS_BYTES_A_CYCLE * chip.sms)  # of a part
 
     def split(parts):
+        step = _step_cycles(SMALL, product, min(1, count * parts / clusters))
         longest = -(-count * parts // clusters) * -(-_steps(product) // parts) * step
-        return FILL_CYCLES + SECOND_LAUNCH_CYCLES + parts * moved + _together(longest, _memory_cycles(products, chip))
+        return FILL_CYCLES + SECOND_LAUNCH_CYCLES + parts * moved + max(longest, _memory_cycles(products, chip))
 
     most = min(MAX_PARTS, _steps(product) // MIN_STEPS)
     best = min(range(2, most + 1), key=split, default=1)

@@ -96,8 +96,8 @@ MODEL, SLOW = [10.0, 10.1, 9.9, 10.0], [12.0, 12.0, 12.1, 12.0]
                                          ([5.0, 15.0, 5.0, 15.0], False)], ids=["faster", "hardly", "noisy"])
 def test_a_tile_must_be_faster_beyond_doubt(third, wins):
     case = Case("linear_fwd", (4096, 1000, 1024))
-    found = tune._tuned(Timer([MODEL, SLOW, SLOW, third, SLOW, SLOW]), case)
     asked, tiles = tune.candidates(case, H200)
+    found = tune._tuned(Timer([MODEL] + [third if tile == tiles[2] else SLOW for tile in tiles]), case)
     assert tuning.choice(asked, H200) == (tiles[2] if wins else None)
     assert found.tile == (tiles[2].name if wins else "model") and found.line()
 
@@ -120,7 +120,7 @@ CASES = [Case("linear_fwd", (size, 1000, 1024)) for size in (4096, 2048, 1024)]
 def test_a_case_that_fails_costs_itself(capsys, monkeypatch):
     class Failing(Timer):
         def __init__(self, *_):
-            super().__init__([MODEL, SLOW, SLOW, SLOW, SLOW, SLOW])
+            super().__init__([MODEL] + [SLOW] * len(TILES["Forward", "Stores"]))
 
         def time(self, case, call, runs):
             if case is CASES[1]:

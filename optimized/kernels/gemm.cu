@@ -31,9 +31,9 @@ __device__ __forceinline__ void produce(const Gemm& g, Shared& s, Walk walk) {
   Loader<T, Shared> loader{g, s};
   for (Item item = walk.item(); item.steps(); walk.advance(1), item = walk.item()) {
     if (Way::kProducts > 1 && item.second())
-      loader.template item<typename Way::Second>(item, g.products[1]);
+      loader.template item<typename Way::Second>(item, g.products[1], g.rows[1], g.cols[1]);
     else
-      loader.template item<typename Way::First>(item, g.products[0]);
+      loader.template item<typename Way::First>(item, g.products[0], g.rows[0], g.cols[0]);
     if (Epilogue<E, Way, T, Results, Shared>::residual_stages(item)) loader.residual(item, g.products[item.second()].c);
   }
   loader.drain();

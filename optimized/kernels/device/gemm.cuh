@@ -25,11 +25,13 @@ struct alignas(16) Item {
   __device__ __forceinline__ int part() const { return what >> 8; }
 };
 
-// Position of a chunk of 32 columns in a tile: block after block of 64 rows, each from left to right.
-template <class T>
+// Position of a chunk of `Cols` columns in a tile: block after block of 64 rows, each from left to right. The last one
+// ends where the tile does: it has columns of the one before it, with which it shares a slot, once more.
+template <class T, int Cols = 32>
 struct Chunks {
-  static constexpr int kAcross = T::kCols / 32;
-  static __device__ __forceinline__ int x(int chunk) { return chunk % kAcross * 32; }
+  static constexpr int kAcross = (T::kCols + Cols - 1) / Cols;
+  static_assert(T::kCols % Cols == 0 || kAcross % kSlotChunks == 0);
+  static __device__ __forceinline__ int x(int chunk) { return min(chunk % kAcross * Cols, T::kCols - Cols); }
   static __device__ __forceinline__ int y(int chunk) { return chunk / kAcross * kChunkRows; }
 };
 
@@ -46,6 +48,7 @@ struct Walk {
 
 struct Product {
   TensorMap a, b, c, d;
+  TensorMap a_edge, b_edge;  // the box of what is left of A's rows, of B's columns, where a whole one would reach out
 };
 
 struct Gemm {
@@ -56,6 +59,7 @@ struct Gemm {
   const Item* items;  // [step][cluster]
   int clusters;
   int part_rows;  // of D, from one part to the next
+  int rows[2], cols[2];  // of D, of each product
 };
 
 // A tile of D, and how the two consumers share the work on it.
@@ -74,9 +78,9 @@ struct Tile {
   static constexpr int kBlocks = Rows / kTogether / 64;  // of 64 rows, in one consumer
   static constexpr int kABytes = Rows * kDepth * 2, kBBytes = Cols * kDepth * 2;
   static constexpr int kStageChunks = (kABytes + kBBytes) / kChunkBytes;  // of C, in the place of A and B
-  static constexpr int kTileChunks = Rows * Cols * 2 / kChunkBytes;
+  static constexpr int kTileChunks = Rows / kChunkRows * ((Cols + 31) / 32);
   static constexpr int kResidualStages = (kTileChunks + kStageChunks - 1) / kStageChunks;
-  static_assert(kBlocks >= 1 && Cols % 32 == 0);
+  static_assert(kBlocks >= 1 && Cols % 16 == 0);
 };
 
 template <class T>

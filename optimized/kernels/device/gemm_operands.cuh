@@ -8,6 +8,7 @@
 // Elements along K are neighbours. Half of the rows or columns each.
 struct KMajor {
   static constexpr int kTrans = 0;
+  static constexpr bool kFills = false;  // boxes that reach beyond the matrix
   static constexpr u64 kDescriptor = u64(1) << 62 | u64(1024 >> 4) << 32 | u64(1) << 16;
   static constexpr int kStep = 32 >> 4;  // descriptor units from one k16 to the next
   template <int Count, class Load>
@@ -19,6 +20,7 @@ struct KMajor {
 // Elements along M or N are neighbours: atoms of 64 of them by 8 of K, those along K behind each other. Half of K each.
 struct MnMajor {
   static constexpr int kTrans = 1;
+  static constexpr bool kFills = true;
   static constexpr int kAtoms = kDepth * 128;  // bytes from 64 elements to the next 64
   static constexpr u64 kDescriptor = u64(1) << 62 | u64(1024 >> 4) << 32 | u64(kAtoms >> 4) << 16;
   static constexpr int kStep = 2048 >> 4;

@@ -92,7 +92,7 @@ template <class E, class Way, class T, class Results, class Shared>
 struct Epilogue {
   static constexpr bool kInStages = Results::kAddsC && T::kTurns == 1;
   static constexpr bool kInSlots = Results::kAddsC && T::kTurns > 1;
-  static_assert(!kInSlots || Way::kProducts == 1, "every item adds C");
+  static_assert(!kInSlots || Way::kProducts == 1 && T::kTileChunks >= T::kSlots * kSlotChunks, "C of this item");
   static_assert(!kInStages || T::kResidualStages < T::kStages, "the last stage is held until all of C is there");
 
   const Gemm& g;
@@ -147,7 +147,8 @@ struct Epilogue {
   template <class Type>
   __device__ __forceinline__ void store(const Accumulators<T>& acc, float scale, const Item& item,
                                         Place<T::kStages> residual, const Walk& next) {
-    constexpr int kAcross = T::kCols / Chunk<Type>::kCols, kCount = T::kBlocks * kAcross;
+    using Places = Chunks<T, Chunk<Type>::kCols>;
+    constexpr int kCount = T::kBlocks * Places::kAcross;
     static_assert(kCount % kSlotChunks == 0);
     const TensorMap& d = g.products[item.second()].d;
     const Corner<T> corner(item);
@@ -161,7 +162,7 @@ struct Epilogue {
       for (int i = 0; i < kSlotChunks; ++i) {
         const char* c = kInSlots ? to + i * kChunkBytes : nullptr;
         if (residual_stages(item)) c = residual_chunk(residual, first_chunk() + chunk + i);
-        const float* sums = &acc[(chunk + i) / kAcross][(chunk + i) % kAcross * (Chunk<Type>::kCols / 2)];
+        const float* sums = &acc[(chunk + i) / Places::kAcross][Places::x(chunk + i) / 2];
         Chunk<Type>::template store<Results::kAddsC>(to + i * kChunkBytes, sums, scale, c);
       }
       fence_async_proxy();
@@ -169,8 +170,7 @@ struct Epilogue {
       if (leads) {
 #pragma unroll
         for (int i = 0; i < kSlotChunks; ++i) {
-          const int x = corner.col + (chunk + i) % kAcross * Chunk<Type>::kCols;
-          const int y = top + (chunk + i) / kAcross * kChunkRows;
+          const int x = corner.col + Places::x(chunk + i), y = top + Places::y(chunk + i);
           if (Results::kFloats && item.result() == Item::kAddsFloats)
             tensor_add(&d, to + i * kChunkBytes, x, y);
           else
@@ -194,9 +194,9 @@ struct Epilogue {
 
   __device__ __forceinline__ void finish(const Accumulators<T>& acc, float scale, const Item& item,
                                          const Place<T::kStages>& residual, const Walk& next) {
-    if constexpr (Results::kFloats && Way::kProducts == 1)
-      store<f32>(acc, scale, item, residual, next);
-    else if (Results::kFloats && item.result() >= Item::kStoresFloats)
+    if constexpr (!Results::kFloats)
+      store<E>(acc, scale, item, residual, next);
+    else if (Way::kProducts == 1 || item.result() >= Item::kStoresFloats)
       store<f32>(acc, scale, item, residual, next);
     else
       store<E>(acc, scale, item, residual, next);
