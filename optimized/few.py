@@ -24,6 +24,6 @@ def launch(products: tuple[Operands, ...], device: torch.device, cut: Cut | None
     plan = few_plan.few(cut, here)
     make_current(device)  # for the maps
     rows_of_x = cut.product.m  # no more: filling up with zeros takes the copy engine long
-    maps = tma.of_matrix(operands.a, (rows_of_x, DEPTH), 128), tma.of_matrix(operands.b, (cut.rows, DEPTH), 128)
-    scalars = *operands.scalars(cut), numpy.int32(plan.stages)
+    maps = tma.of_matrix(operands.a, (rows_of_x, DEPTH), 128), tma.of_matrix(operands.b, (cut.height, DEPTH), 128)
+    scalars = *operands.scalars(cut), *map(numpy.int32, (plan.stages, cut.height))
     return Launch(plan, device, POINTERS, scalars, tma.Maps(maps, (0, 1), tuple(range(POINTERS))))

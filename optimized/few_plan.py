@@ -10,25 +10,35 @@ from optimized.plan import Chip, Plan, round_up
 MAX_ROWS = 128  # of x
 COLS = (32, 64, 128)  # of x in a kernel: an n of wgmma
 DEEP_ROWS = 64  # of x: with more, a CTA takes all memory of an SM
-ROWS = (64, 128)  # of W in a CTA
+ROWS = (64, 128)  # of W that a CTA has room for
+HEIGHTS = range(40, 129, 8)  # rows of W that it takes, in the swizzle's units; with fewer, too little is in flight
 CLUSTERS = (1, 2, 4, 8)
 BARRIERS_BYTES, MAX_STAGES = 1024, 32  # sizeof(Few::Barriers), Few::kMaxStages
 CTAS = 2  # of an SM, where there are that many
 SM_BYTES, CTA_BYTES = 1024, 1024  # that an SM has beyond what a CTA can take, and that each CTA costs beside its own
 
-# A model of the busiest SM's time, in cycles.
-L2_BYTES_A_CYCLE = 34  # to an SM that has one CTA
-FILL_CYCLES, MEET_CYCLES = 1000, 500  # of a wave; for each CTA of a cluster
-STORE_CYCLES = 0.04  # an element of D
+# A model of the busiest SM's time, in cycles, fitted to 352 cuts of 48 products on an H200.
+FILL_CYCLES = 4000  # of a launch without its stages
+LATENCY_CYCLES = 1750  # from asking for a stage to having it
+FLOPS_A_CYCLE = 4096  # of tensor cores
+PAIR_BYTES_A_CYCLE = 70  # from the L2 to two SMs, neighbours that have one way to it
+SHARE_OF_X = 1 / 3  # that counts on this way: the SMs ask for the same rows of x at about the same time
+SUM_CYCLES, STORE_CYCLES = 0.5, 0.1  # an element of a CTA's sums, and of its part of D
+EXPOSED = 1 / 5  # of the time of what does not limit
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A product cut into `tiles` of `rows` rows of W by all rows of x, K of each over the CTAs of a `cluster`."""
+    """A product cut into `tiles` of `height` rows of W by all rows of x, K of each over the CTAs of a `cluster`."""
 
     product: Product
-    rows: int
+    height: int
     cluster: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of W that there is room for."""
+        return next(rows for rows in ROWS if rows >= self.height)
 
     @property
     def cols(self) -> int:
@@ -38,7 +48,7 @@ class Cut:
     @property
     def tiles(self) -> int:
         """How many, one a cluster."""
-        return -(-self.product.n // self.rows)
+        return -(-self.product.n // self.height)
 
     @property
     def steps(self) -> int:
@@ -89,7 +99,7 @@ def few(cut: Cut, chip: Chip) -> Plan:
     """The plan of one launch."""
     p = cut.product
     epilogue = f"{'ScaleAdd' if p.adds else 'Store'}<{p.output}>"
-    variant = f"few {cut.cols}x{cut.rows}" + (f", K over {cut.cluster}" if cut.cluster > 1 else "")
+    variant = f"few {cut.cols}x{cut.height}" + (f", K over {cut.cluster}" if cut.cluster > 1 else "")
     threads = 32 + 128 * min(2, cut.rows // 64)
     return Plan("gemm_few.cu", f"gemm_few<{p.element}, {cut.rows}, {cut.cols}, {epilogue}>", variant,
                 cut.tiles * cut.cluster, threads, cut.cluster, stages=cut.stages(chip), stage_bytes=cut.stage_bytes,
@@ -105,28 +115,32 @@ def cuts(product: Product, chip: Chip) -> list[Cut]:
     """Those that there are: every CTA has a part of K. Where x costs as much as W on its way to the SMs, more rows of W
     may share it, but none has more CTAs than SMs: gemm.cu shares x between them."""
     sizes = [size for size in CLUSTERS if size == 1 or size in dict(chip.clusters) and size <= _steps(product)]
-    if product.m <= DEEP_ROWS:
-        return [Cut(product, ROWS[0], size) for size in sizes]
-    return [cut for rows in ROWS for size in sizes if (cut := Cut(product, rows, size)).alone(chip)]
+    deep = product.m > DEEP_ROWS
+    found = [Cut(product, height, size) for height in HEIGHTS if deep or height <= ROWS[0] for size in sizes]
+    return [cut for cut in found if cut.alone(chip)] if deep else found
 
 
 def cycles(cut: Cut, chip: Chip) -> float:
-    """SM cycles from the start of a launch to its end, by the model: waves of clusters, the last of which may be small
-    enough for an SM to be what limits it. Few rows of x count as the most of them, and are cut alike: none depends on
-    how many there are."""
+    """SM cycles from the start of a launch to its end, by the model: waves of one CTA an SM. Where an SM has room for
+    two, two waves begin and end together, but what an SM gets of memory they get one after the other. Few rows of x
+    count as the most of them, and are cut alike: none depends on how many there are."""
     p, at_once = cut.product, cut.at_once(chip)
     m = max(p.m, skinny_plan.MAX_ROWS)
-    weights = 2 * DEPTH * cut.steps * cut.rows * cut.cluster  # bytes of a cluster
-    loaded = 2 * DEPTH * cut.steps * (cut.rows + m) / L2_BYTES_A_CYCLE  # cycles of a CTA with an SM for itself
-    met = MEET_CYCLES * cut.cluster * (cut.cluster > 1) + STORE_CYCLES * m * cut.rows / cut.cluster
+    weights = 2 * DEPTH * cut.height  # bytes of a stage
+    multiplied = 2 * DEPTH * cut.rows * cut.cols / FLOPS_A_CYCLE  # all rows that there is room for
+    awaited = LATENCY_CYCLES / cut.stages(chip)
+    loaded = (weights + 2 * DEPTH * m * SHARE_OF_X) / PAIR_BYTES_A_CYCLE
+    stored = m * cut.height * (SUM_CYCLES + STORE_CYCLES / cut.cluster)
 
     def wave(clusters):
-        memory = clusters * weights / (MEMORY_BYTES_A_CYCLE * chip.sms)
-        return FILL_CYCLES + max(memory, -(-clusters // at_once) * loaded) + met
+        ctas = clusters * cut.cluster
+        memory = ctas * weights / (MEMORY_BYTES_A_CYCLE * chip.sms)
+        step = max(multiplied, awaited, loaded * (2 if 2 * ctas > chip.sms else 1))
+        return cut.steps * (max(memory, step) + EXPOSED * min(memory, step))
 
-    most = at_once * (1 if cut.alone(chip) else CTAS)
-    full, rest = divmod(cut.tiles, most)
-    return full * wave(most) + (wave(rest) if rest else 0)
+    full, rest = divmod(cut.tiles, at_once)
+    fills = -(-cut.tiles // (CTAS * at_once))
+    return fills * (FILL_CYCLES + stored) + full * wave(at_once) + (wave(rest) if rest else 0)
 
 
 def _steps(product: Product) -> int:

@@ -14,7 +14,7 @@ from harness.tests.emulated import SM_80
 from harness.tests.test_specializations import instructions
 from harness.tune import candidates
 from optimized import gemm_plan, jit
-from optimized.few_plan import CTAS, DEEP_ROWS, MAX_ROWS, ROWS, Cut, best, cuts, few, takes
+from optimized.few_plan import CTAS, DEEP_ROWS, HEIGHTS, MAX_ROWS, Cut, best, cuts, few, takes
 from optimized.linear_plan import Product
 from optimized.plan import H200
 
@@ -36,31 +36,40 @@ def test_every_cut_covers_the_product(m, n, k):
             plan = few(cut, H200)
             assert ("gemm_few.cu", plan.kernel) in KERNELS
             assert plan.grid == cut.tiles * cut.cluster and plan.cluster == cut.cluster and plan.programmatic
-            assert (cut.tiles - 1) * cut.rows < n <= cut.tiles * cut.rows and m <= cut.cols < max(33, 2 * m)
+            assert (cut.tiles - 1) * cut.height < n <= cut.tiles * cut.height and m <= cut.cols < max(33, 2 * m)
             assert 0 < cut.steps and (cut.cluster == 1 or cut.cluster <= -(-k // 64) <= cut.steps * cut.cluster)
             assert plan.kernel.startswith(f"gemm_few<{p.element}, {cut.rows}, {cut.cols}, ")
-            assert plan.variant.split(",")[0] == f"few {cut.cols}x{cut.rows}"
-            assert plan.block == 32 + 2 * cut.rows
+            assert plan.variant.split(",")[0] == f"few {cut.cols}x{cut.height}"
+            assert plan.block == 32 + 2 * cut.rows and cut.height <= cut.rows < cut.height + 64
 
 
-@pytest.mark.parametrize("rows", ROWS)
+def test_heights_are_what_swizzle_and_epilogue_take():
+    """The epilogue divides by their fours of rows of W with one product of 32 by 32 bits."""
+    for height in HEIGHTS:
+        units = height // 4
+        inverse = (2**32 - 1) // units + 1
+        assert height % 8 == 0 and all(i * inverse >> 32 == i // units for i in range(MAX_ROWS * units + 1))
+
+
+@pytest.mark.parametrize("height", HEIGHTS)
 @pytest.mark.parametrize("m", (17, 33, 65))
-def test_ctas_share_an_sm_with_enough_of_w_on_its_way(m, rows):
+def test_ctas_share_an_sm_with_enough_of_w_on_its_way(m, height):
     """What each keeps comes with 1 KiB; the sums fit where the stages were."""
-    cut, ctas = Cut(replace(ONE, m=m), rows, 1), 1 if m > DEEP_ROWS else CTAS
+    cut, ctas = Cut(replace(ONE, m=m), height, 1), 1 if m > DEEP_ROWS else CTAS
     plan = few(cut, H200)
     assert ctas * (plan.shared_bytes + 1024) <= H200.shared_bytes + 1024
-    assert plan.stages >= 3 and ctas * plan.stages * 128 * rows >= 40 << 10
-    assert plan.shared_bytes >= 1024 + max(plan.stages * plan.stage_bytes, 4 * cut.cols * (rows + 4))
-    assert plan.stage_bytes == 128 * (rows + cut.cols) and plan.stage_bytes % 1024 == 0
+    assert plan.stages >= 3 and ctas * plan.stages * 128 * height >= 40 << 10
+    assert plan.shared_bytes >= 1024 + max(plan.stages * plan.stage_bytes, 4 * cut.cols * (cut.rows + 4))
+    assert plan.stage_bytes == 128 * (cut.rows + cut.cols) and plan.stage_bytes % 1024 == 0
 
 
-@pytest.mark.parametrize("m, n, k, rows, cluster", [
-    (17, 3072, 3072, 64, 2), (32, 4096, 4096, 64, 2), (64, 4096, 11_008, 64, 2), (128, 4096, 4096, 64, 2),
-    (17, 7168, 18_432, 64, 1), (100, 7168, 18_432, 128, 2), (17, 1024, 4096, 64, 4)])
-def test_the_model_picks_what_was_the_fastest_on_an_h200(m, n, k, rows, cluster):
+@pytest.mark.parametrize("m, n, k, height, cluster", [
+    (17, 3072, 3072, 48, 2), (17, 4096, 4096, 64, 2), (64, 4096, 11_008, 64, 2), (128, 4096, 4096, 64, 2),
+    (1, 9216, 4096, 40, 1), (64, 5120, 5120, 40, 2), (100, 6144, 6144, 48, 1), (64, 11_008, 4096, 48, 1),
+    (64, 7168, 18_432, 56, 2), (100, 7168, 18_432, 112, 2), (17, 1024, 4096, 40, 4)])
+def test_the_model_picks_what_was_the_fastest_on_an_h200(m, n, k, height, cluster):
     found = best(replace(ONE, m=m, n=n, k=k), H200)
-    assert (found.rows, found.cluster) == (rows, cluster)
+    assert (found.height, found.cluster) == (height, cluster)
     assert (f", K over {cluster}" in few(found, H200).variant) == (cluster > 1)
 
 
@@ -85,7 +94,7 @@ def test_x_costs_as_much_as_w():
 def test_few_rows_are_cut_alike_and_left_to_ctas_that_fill_the_sms(n, k):
     """So a row of D does not depend on how many there are."""
     given = [replace(ONE, m=m, n=n, k=k) for m in (1, 8, 9, 16)]
-    assert len({(cut.rows, cut.cols, cut.cluster) for cut in (best(each, H200) for each in given)}) == 1
+    assert len({(cut.height, cut.cols, cut.cluster) for cut in (best(each, H200) for each in given)}) == 1
     assert {takes((each,), H200) for each in given} == {n < 9504}
 
 
@@ -127,7 +136,7 @@ def test_the_plan_says_which_path():
     assert shown.startswith("few 64x") and shown == path(meta(2, 20, 4096), w) == path(x, w, out_dtype=torch.float32)
     for c in (meta(40, 300), meta(40, 300, pitch=333, skipped=1)):
         assert path(x, w, c).startswith("few") and path(x, w, c, in_place=False).startswith("few")
-    assert path(meta(1, 4096), w) == path(meta(16, 4096), w) == path(meta(17, 4096), w) == "few 32x64, K over 8"
+    assert path(meta(1, 4096), w) == path(meta(16, 4096), w) == path(meta(17, 4096), w) == "few 32x40, K over 8"
     assert path(meta(128, 4096), w).startswith("few 128x") and not path(meta(129, 4096), w).startswith("few")
     assert path(meta(40, 333, pitch=344), meta(300, 333, pitch=336)).startswith("few")
     for odd in ((meta(40, 333), meta(300, 333)), (meta(40, 328), meta(300, 328, pitch=330)),

@@ -5,15 +5,16 @@
 #include "device/ptx/cluster.cuh"
 #include "device/ptx/tensor.cuh"
 
-// Rows of W by at most Cols rows of x, one CTA's: W's are those of the wgmma's A, x's the columns of its B, so that
-// few rows of x leave no part of the tensor cores idle. The CTAs of a cluster have a part of K each; what they have
-// added up they read from each other's shared memory, always in the same order. Kept in step with optimized/few.py and
-// few_plan.py.
+// At most Rows rows of W by at most Cols rows of x, one CTA's: W's are those of the wgmma's A, x's the columns of its
+// B, so that few rows of x leave no part of the tensor cores idle. The CTAs of a cluster have a part of K each; what
+// they have added up they read from each other's shared memory, always in the same order. Kept in step with
+// optimized/few.py and few_plan.py.
 
 struct FewRows {
   TensorMap x, w;
   General g;
   int stages;
+  int height;  // rows of W in a tile
 };
 
 template <int Rows, int Cols>
@@ -60,13 +61,13 @@ struct Few {
   }
 
   // By one thread: `steps` stages of K from `k` on, of the rows of W from `row` on. What the stages hold behind the
-  // last row of x counts for no element of D.
+  // last row of x, or of the tile, counts for no element of D.
   __device__ __forceinline__ void load(const FewRows& p, int row, int k, int steps) {
 #pragma unroll 1
     for (; steps > 0; --steps, k += kDepth, advance()) {
       u64* const full = &barriers.full[stage];
       wait(&barriers.empty[stage], phase ^ 1);
-      mbarrier_arrive_expect_tx(full, (Rows + int(p.g.m)) * kDepth * 2);
+      mbarrier_arrive_expect_tx(full, (p.height + int(p.g.m)) * kDepth * 2);
       tensor_load(stages[stage].w, &p.w, k, row, full);
       tensor_load(stages[stage].x, &p.x, k, 0, full);
     }
@@ -107,40 +108,44 @@ struct Few {
         for (int l = 0; l < 4; ++l) sums().of[8 * j + lane % 4 * 2 + l % 2][low + l / 2 * 8] = acc[0][4 * j + l];
   }
 
-  // By all threads: this CTA's part of D from column `first` on, four neighbours at a time.
+  // By all threads: this CTA's part of `height` columns of D from `first` on, four neighbours at a time.
   template <int Ctas, class Epilogue>
-  __device__ __forceinline__ void finish(const General& g, float alpha, i64 first) {
-    constexpr int kUnits = Rows / 4, kAtOnce = Ctas == 2 || Ctas == 4 ? 2 : 1;
+  __device__ __forceinline__ void finish(const General& g, float alpha, i64 first, int height) {
+    constexpr int kAtOnce = Ctas == 2 || Ctas == 4 ? 2 : 1;
+    const int units = height / 4;         // of a row
+    const u32 inverse = ~0u / units + 1;  // so that i / units is __umulhi(i, inverse), as long as i is small
     if (Ctas > 1) {
       cluster_arrive();
       cluster_wait();
     } else {
       __syncthreads();
     }
-    const int rank = Ctas > 1 ? cluster_rank() : 0, all = int(g.m) * kUnits, end = all * (rank + 1) / Ctas;
+    const int rank = Ctas > 1 ? cluster_rank() : 0, all = int(g.m) * units, end = all * (rank + 1) / Ctas;
     u32 from[Ctas];
 #pragma unroll
     for (int i = 0; i < Ctas; ++i) from[i] = map_shared(shared_address(&sums()), i);
 #pragma unroll 1
     for (int unit = all * rank / Ctas + threadIdx.x; unit < end; unit += kAtOnce * kAll) {
       float4 part[Ctas][kAtOnce];
+      int row[kAtOnce], column[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int one = min(unit + j * kAll, end - 1);
+        row[j] = __umulhi(one, inverse), column[j] = (one - row[j] * units) * 4;
+      }
 #pragma unroll
       for (int i = 0; i < Ctas; ++i)
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          const int one = min(unit + j * kAll, end - 1);
-          const int row = one / kUnits, column = one % kUnits * 4;
-          part[i][j] = Ctas > 1 ? load_cluster(from[i] + (row * kPitch + column) * 4)
-                                : *reinterpret_cast<const float4*>(&sums().of[row][column]);
-        }
+        for (int j = 0; j < kAtOnce; ++j)
+          part[i][j] = Ctas > 1 ? load_cluster(from[i] + (row[j] * kPitch + column[j]) * 4)
+                                : *reinterpret_cast<const float4*>(&sums().of[row[j]][column[j]]);
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        const int one = unit + j * kAll;
         Floats<4> sum{part[0][j].x, part[0][j].y, part[0][j].z, part[0][j].w};
 #pragma unroll
         for (int i = 1; i < Ctas; ++i)
           sum[0] += part[i][j].x, sum[1] += part[i][j].y, sum[2] += part[i][j].z, sum[3] += part[i][j].w;
-        if (one < end) put<Epilogue>(g, alpha, sum, one / kUnits, first + one % kUnits * 4);
+        if (unit + j * kAll < end) put<Epilogue>(g, alpha, sum, row[j], first + column[j]);
       }
     }
     if (Ctas > 1) {  // what others still read must stay
