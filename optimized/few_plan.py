@@ -7,8 +7,8 @@ from optimized import skinny_plan
 from optimized.linear_plan import DEPTH, MAX_EXTENT, MEMORY_BYTES_A_CYCLE, Product, starts_sooner
 from optimized.plan import Chip, Plan, round_up
 
-MAX_ROWS = 128  # of x
-COLS = (32, 64, 128)  # of x in a kernel: an n of wgmma
+MAX_ROWS = 256  # of x
+COLS = (32, 64, 128, 192, 256)  # of x in a kernel: an n of wgmma
 DEEP_ROWS = 64  # of x: with more, a CTA takes all memory of an SM
 ROWS = (64, 128)  # of W that a CTA has room for
 HEIGHTS = range(40, 129, 8)  # rows of W that it takes, in the swizzle's units; with fewer, too little is in flight
@@ -20,8 +20,9 @@ SM_BYTES, CTA_BYTES = 1024, 1024  # that an SM has beyond what a CTA can take, a
 # A model of the busiest SM's time, in cycles, fitted to 352 cuts of 48 products on an H200.
 FILL_CYCLES = 4000  # of a launch without its stages
 LATENCY_CYCLES = 1750  # from asking for a stage to having it
-FLOPS_A_CYCLE = 4096  # of tensor cores
+FLOPS_A_CYCLE = 3700  # of tensor cores
 PAIR_BYTES_A_CYCLE = 70  # from the L2 to two SMs, neighbours that have one way to it
+TORN = 3  # times as long, where 128 bytes of a row lie across two lines
 SHARE_OF_X = 1 / 3  # that counts on this way: the SMs ask for the same rows of x at about the same time
 SUM_CYCLES, STORE_CYCLES = 0.5, 0.1  # an element of a CTA's sums, and of its part of D
 EXPOSED = 1 / 5  # of the time of what does not limit
@@ -129,7 +130,7 @@ def cycles(cut: Cut, chip: Chip) -> float:
     weights = 2 * DEPTH * cut.height  # bytes of a stage
     multiplied = 2 * DEPTH * cut.rows * cut.cols / FLOPS_A_CYCLE  # all rows that there is room for
     awaited = LATENCY_CYCLES / cut.stages(chip)
-    loaded = (weights + 2 * DEPTH * m * SHARE_OF_X) / PAIR_BYTES_A_CYCLE
+    loaded = (weights + 2 * DEPTH * m * SHARE_OF_X) / PAIR_BYTES_A_CYCLE * (TORN if p.k % DEPTH else 1)
     stored = m * cut.height * (SUM_CYCLES + STORE_CYCLES / cut.cluster)
 
     def wave(clusters):

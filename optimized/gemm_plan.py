@@ -20,6 +20,8 @@ SLOT_BYTES = 2 * 64 * 64  # of staging memory
 THREADS = 384
 SECOND, SHARES_A = 1, 2  # bits of Item::what
 STORES, ADDS_C, STORES_FLOATS, ADDS_FLOATS = 0, 4, 8, 12
+FEW_ROWS = 128  # of x, and fewer, are always left to gemm_few.cu where it takes them
+FEW_SHARE = 1.08  # of its time by its model, which is too kind where there are more
 GROUP_ROWS = 2048  # of D that a wave of clusters works on, so that it re-reads A and B in the L2
 
 # A model of the busiest CTA's time, in SM cycles, fitted to 170 products of 129 to 16384 rows on an H200. Loaded bytes
@@ -79,7 +81,7 @@ def _tile(schedule: str, rows: int, cols: int, slots: int = 2) -> Tile:
 LARGE, TALL = _tile("Cooperative", 128, 256), _tile("Cooperative", 256, 128)
 WIDE, SMALL = _tile("PingPong", 128, 192), _tile("PingPong", 128, 128)
 FORWARD = (LARGE, TALL, WIDE, SMALL, *(_tile("PingPong", 128, cols) for cols in (176, 160, 96)),
-           *(_tile("PingPong", 192, cols) for cols in (128, 112, 64)))
+           *(_tile("PingPong", 192, cols) for cols in (128, 112, 64)), _tile("PingPong", 64, 128))
 TILES = {  # by way and results: each is a kernel to compile
     ("Forward", "Stores"): (*FORWARD, _tile("Cooperative", 256, 112)),
     ("Forward", "ScaleAdds"): FORWARD,  # with C the other one does not fit the registers
@@ -114,17 +116,23 @@ def takes(products: tuple[Product, ...], chip: Chip) -> bool:
         return p.element != "f32" and p.aligned and result and sized
 
     capable = chip.arch == "sm_90a" and CLUSTER in dict(chip.clusters)
-    left = (skinny_plan.takes(products) or few_plan.takes(products, chip)
-            or all(starts_sooner(each, chip) for each in products))
-    return capable and all(map(fits, products)) and not left
+    able = capable and all(map(fits, products))
+    left = skinny_plan.takes(products) or all(starts_sooner(each, chip) for each in products)
+    return able and not left and (not few_plan.takes(products, chip) or _beats_few(products, chip))
+
+
+def _beats_few(products: tuple[Product, ...], chip: Chip) -> bool:
+    """By the models."""
+    product, = products
+    cut = few_plan.best(product, chip)
+    return product.m > FEW_ROWS and _choice(products, chip)[2] < FEW_SHARE * few_plan.cycles(cut, chip)
 
 
 @functools.lru_cache(maxsize=1024)
 def gemm(products: tuple[Product, ...], chip: Chip, tile: Tile | None = None) -> GemmPlan:
     """The plan of forward's product, dgrad, wgrad, or dgrad and wgrad, with `tile`, or the fastest one by the model."""
     way = "Backward" if products[0].b_across else "Forward"
-    choice = tile or _fastest(products, chip)
-    parts = 1 if tile else _parts(products, cycles(choice, products, chip), chip)
+    choice, parts = (tile, 1) if tile else _choice(products, chip)[:2]
     if parts > 1:
         choice, products = SMALL, (replace(products[0], output="f32", adds=False),)
     lists = work(choice, products, chip, parts)
@@ -135,11 +143,13 @@ def gemm(products: tuple[Product, ...], chip: Chip, tile: Tile | None = None) ->
     return GemmPlan(plan, choice, _packed(lists), len(lists), parts, round_up(products[0].m, choice.rows))
 
 
-def _fastest(products: tuple[Product, ...], chip: Chip) -> Tile:
-    """By the model."""
+@functools.lru_cache(maxsize=1024)
+def _choice(products: tuple[Product, ...], chip: Chip) -> tuple[Tile, int, float]:
+    """The tile that is fastest by the model, parts of K, and the cycles."""
     times = {tile: cycles(tile, products, chip) for tile in tiles(products)}
     least = min(times, key=times.get)
-    return LARGE if times.get(LARGE, math.inf) <= NEARLY * times[least] else least
+    tile = LARGE if times.get(LARGE, math.inf) <= NEARLY * times[least] else least
+    return tile, *_parts(products, times[tile], chip)
 
 
 def tiles(products: tuple[Product, ...]) -> tuple[Tile, ...]:
@@ -188,7 +198,7 @@ def cycles(tile: Tile, products: tuple[Product, ...], chip: Chip) -> float:
     between = WAIT_CYCLES * tile.rows * tile.cols if tile.schedule == "Cooperative" else 0
     longest = max(sum(step * item[2] + between for item in items) for items in lists) - between
     store = STORE_CYCLES * tile.rows * tile.cols * (1.5 if products[0].adds else 1)
-    return FILL_CYCLES + max(longest + store, _memory_cycles(products, chip))
+    return FILL_CYCLES + _together(longest + store, _memory_cycles(products, chip))
 
 
 def _step_cycles(tile: Tile, product: Product, busy: float) -> float:
@@ -200,6 +210,11 @@ def _step_cycles(tile: Tile, product: Product, busy: float) -> float:
     multiplied = 2 * tile.rows * tile.cols * DEPTH / FLOPS_A_CYCLE + loaded / LOADED_BYTES_A_CYCLE
     arrived = tile.stage_bytes / (ACROSS_BYTES_A_CYCLE if product.b_across else ARRIVING_BYTES_A_CYCLE)
     return max(multiplied, arrived * (TORN if torn else 1)) * (1 + BUSY_SHARE * busy)
+
+
+def _together(work: float, memory: float) -> float:
+    """What limits, and a part of what it does not quite hide."""
+    return max(work, memory) + min(work, memory) / 10
 
 
 def _memory_cycles(products: tuple[Product, ...], chip: Chip) -> float:
@@ -214,22 +229,22 @@ def _results(products: tuple[Product, ...]) -> str:
     return "ScaleAdds" if products[-1].adds else "Stores"
 
 
-def _parts(products: tuple[Product, ...], whole: float, chip: Chip) -> int:
-    """Into how many parts K is cut so that a small D keeps every SM busy; 1 where that is not faster than `whole`."""
+def _parts(products: tuple[Product, ...], whole: float, chip: Chip) -> tuple[int, float]:
+    """Into how many parts K is cut so that a small D keeps every SM busy, and the cycles; 1 where that is not faster
+    than `whole`."""
     product = products[0]
     if product.b_across or product.n % 8 or product.output == "f32":
-        return 1
+        return 1, whole
     count, clusters = len(pairs(SMALL, product)), clusters_of(chip)
     moved = 8 * product.m * product.n / (SUMS_BYTES_A_CYCLE * chip.sms)  # of a part
 
     def split(parts):
         step = _step_cycles(SMALL, product, min(1, count * parts / clusters))
         longest = -(-count * parts // clusters) * -(-_steps(product) // parts) * step
-        return FILL_CYCLES + SECOND_LAUNCH_CYCLES + parts * moved + max(longest, _memory_cycles(products, chip))
+        return FILL_CYCLES + SECOND_LAUNCH_CYCLES + parts * moved + _together(longest, _memory_cycles(products, chip))
 
     most = min(MAX_PARTS, _steps(product) // MIN_STEPS)
-    best = min(range(2, most + 1), key=split, default=1)
-    return best if best > 1 and split(best) < whole else 1
+    return min([(1, whole), *((parts, split(parts)) for parts in range(2, most + 1))], key=lambda each: each[1])
 
 
 def _steps(product: Product) -> int:

@@ -106,10 +106,10 @@ def planned(function: str, given, chip: Chip) -> Plan:
     variant names the operands that are copied."""
     products, exact = _bound(function, given)
     described = tuple(each.product(exact) for each in products)
-    if few_plan.takes(described, chip):
-        plan = few_plan.few(few_plan.best(*described, chip), chip)
-    elif gemm_plan.takes(described, chip):
+    if gemm_plan.takes(described, chip):
         plan = gemm.planned(described, chip).plan
+    elif few_plan.takes(described, chip):
+        plan = few_plan.few(few_plan.best(*described, chip), chip)
     else:
         plan = _tiled(described, chip)[1]
     return replace(plan, variant=", ".join((plan.variant, *(f"{name} copied" for name in _copied(given.arguments)))))
@@ -200,7 +200,7 @@ def _launch(products: tuple[Operands, ...], exact: bool, device: torch.device) -
     """A launch that takes, for each product, the addresses of A, B, C (0: none), D and a factor in device memory (0:
     none), and the scale."""
     here = chip(device)
-    for way in (few, gemm):
+    for way in (gemm, few):  # the second where the first leaves it something
         if way.takes(products, exact, here):
             return way.launch(products, device)
     tiled, plan = _tiled(tuple(each.product(exact) for each in products), here)

@@ -37,9 +37,9 @@ def takes(products: tuple[Product, ...]) -> bool:
 
 
 def fills(product: Product, chip: Chip) -> bool:
-    """Whether up to BLOCK_ROWS rows make a wave and a half of CTAs: with fewer, SMs wait for each other. Asked of n
-    alone, so that all numbers of rows go one way."""
-    return product.n >= 1.5 * 16 * CTAS[1] * chip.sms
+    """Whether up to BLOCK_ROWS rows make so many waves of CTAs that gemm_few.cu, whose tiles fit the SMs, is no faster.
+    Asked of n alone, so that all numbers of rows go one way."""
+    return product.n >= 2.75 * 16 * CTAS[1] * chip.sms
 
 
 def skinny(strips: Strips, chip: Chip) -> Plan:

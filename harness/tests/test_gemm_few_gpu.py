@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 HEIGHTS = (40, 56, 64, 72, 112, 128)  # rows of W in a tile: the least and the most in either room, and between
 SHAPES = [(1, 1000, 1032), (9, 45, 333), (16, 4104, 4096), (17, 45, 8), (31, 1, 520), (32, 1000, 1032),
           (33, 128, 64), (64, 4104, 4096), (65, 45, 333), (100, 1000, 4097), (127, 129, 200),
-          (128, 4104, 1032), (128, 1003, 72)]
+          (128, 4104, 1032), (128, 1003, 72), (129, 1000, 328), (192, 4104, 520), (200, 45, 333), (256, 1003, 72)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,7 +74,7 @@ def test_every_cut_is_right_and_the_same_every_time(m, n, k, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m, n, k", [(1, 3072, 3072), (7, 517, 18432), (16, 1001, 2303), (17, 3072, 3072),
-                                     (33, 1001, 2303), (100, 4104, 4104), (128, 517, 18432)])
+                                     (33, 1001, 2303), (100, 4104, 4104), (128, 517, 18432), (200, 1001, 2303)])
 def test_functions_take_it(m, n, k, dtype):
     assert_functions_are_right("gemm_few.cu", *operands(m, n, k, dtype), floats(k))
 

@@ -78,13 +78,13 @@ def behind(view):
 
 
 @pytest.mark.parametrize("tile", TILES["Forward", "ScaleAdds"], ids=lambda tile: tile.name)
-@pytest.mark.parametrize("shape", [(700, 1008, 517), (129, 264, 201), (150, 4104, 1003), (3000, 1000, 65)], ids=str)
+@pytest.mark.parametrize("shape", [(700, 1008, 517), (300, 264, 201), (333, 4104, 1003), (3000, 1000, 65)], ids=str)
 def test_rows_that_end_between_units(tile, shape, monkeypatch):
     """Neither is what lies behind them read, nor is it written."""
     multiplied_in_pitched_rows(shape, "gemm.cu", monkeypatch, tile)
 
 
-@pytest.mark.parametrize("shape", [(700, 1003, 517), (129, 257, 201), (150, 4100, 1003), (3000, 1001, 65)], ids=str)
+@pytest.mark.parametrize("shape", [(700, 1003, 517), (300, 257, 201), (333, 4100, 1003), (3000, 1001, 65)], ids=str)
 def test_results_whose_rows_end_between_units(shape, monkeypatch):
     """The copy engine would fill the last unit up with zeros."""
     multiplied_in_pitched_rows(shape, "gemm_general.cu", monkeypatch)

@@ -22,7 +22,7 @@ struct Few {
   static constexpr int kCols = Cols;
   static constexpr int kBlocks = 1;  // of 64 rows, in each of the warpgroups in front of the warp that loads
   static constexpr int kMultiply = Rows / 64 * kWarpgroup, kAll = kMultiply + kWarp;  // threads
-  static constexpr int kCtas = 2;  // of an SM
+  static constexpr int kCtas = Cols > 128 ? 1 : 2;  // of an SM
   static constexpr int kBlockBytes = 64 * kDepth * 2, kMaxStages = 32;
   static constexpr int kPitch = Rows + 4;  // of sums: lanes store to different banks, and load 16 bytes
 
