@@ -6,14 +6,14 @@ import torch
 from optimized import few_plan, tma
 from optimized.few_plan import Cut
 from optimized.launch import Launch, chip, make_current
-from optimized.linear_plan import DEPTH
+from optimized.linear_plan import DEPTH, Product
 from optimized.matrices import POINTERS, Operands
-from optimized.plan import Chip
+from optimized.plan import Chip, Plan
 
 
-def takes(products: tuple[Operands, ...], exact: bool, here: Chip) -> bool:
-    """Whether `launch` does them."""
-    return few_plan.takes(tuple(each.product(exact) for each in products), here)
+def plan_of(products: tuple[Product, ...], here: Chip) -> Plan:
+    """The plan of one product, with the cut that is fastest by the model."""
+    return few_plan.few(few_plan.best(*products, here), here)
 
 
 def launch(products: tuple[Operands, ...], device: torch.device, cut: Cut | None = None) -> Launch:

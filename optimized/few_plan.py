@@ -84,14 +84,14 @@ class Cut:
 def takes(products: tuple[Product, ...], chip: Chip) -> bool:
     """Whether `few` does them: one product of 16-bit operands along K that the copy engine loads, for at most MAX_ROWS
     rows, with results of their type or float32. D and C may lie anywhere. Few rows of x are left to gemm_skinny.cu
-    where it fills the SMs, where there are no clusters to cut K over, and where they lie on each other."""
+    where it makes waves, where there are no clusters to cut K over, and where they lie on each other."""
     p = products[0]
     forward = len(products) == 1 and not p.a_across and not p.b_across
     sized = p.m <= MAX_ROWS and 0 < min(p.m, p.n, p.k) and max(p.n, p.k) <= MAX_EXTENT
     loaded = p.element != "f32" and p.vectors and p.apart
     result = p.output == p.element or p.output == "f32" and not p.adds
     able = chip.arch == "sm_90a" and forward and sized and loaded and result
-    skinny = p.m <= skinny_plan.MAX_ROWS and (skinny_plan.fills(p, chip) or not chip.clusters)
+    skinny = p.m <= skinny_plan.MAX_ROWS and (skinny_plan.makes_waves(p, chip) or not chip.clusters)
     left = skinny or starts_sooner(p, chip)
     return able and not left and bool(cuts(p, chip))
 

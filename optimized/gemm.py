@@ -34,14 +34,14 @@ def forced_tile(tile: Tile | None):
         _choose = before
 
 
-def takes(products: tuple[Operands, ...], exact: bool, here: Chip) -> bool:
-    """Whether `launch` does them."""
-    return gemm_plan.takes(tuple(each.product(exact) for each in products), here)
-
-
 def planned(products: tuple[Product, ...], here: Chip) -> GemmPlan:
     """The plan of products: with the tile that is forced, else one that was measured, else the model's choice."""
     return gemm_plan.gemm(products, here, _choose(products, here))
+
+
+def plan_of(products: tuple[Product, ...], here: Chip) -> Plan:
+    """That of the first launch."""
+    return planned(products, here).plan
 
 
 def launch(products: tuple[Operands, ...], device: torch.device):

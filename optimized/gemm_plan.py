@@ -58,6 +58,7 @@ class Tile:
 
     @property
     def stage_bytes(self) -> int:
+        """sizeof(GemmShared::Stage)."""
         return 2 * DEPTH * (self.rows + self.cols)
 
     @property
@@ -72,9 +73,9 @@ class Tile:
         return f"{self.schedule} {self.rows}x{self.cols}"
 
 
-def _tile(schedule: str, rows: int, cols: int, slots: int = 2) -> Tile:
+def _tile(schedule: str, rows: int, cols: int) -> Tile:
     """With as many stages as there is room for."""
-    least = Tile(schedule, rows, cols, 1, slots)
+    least = Tile(schedule, rows, cols, 1, 2)
     return replace(least, stages=1 + (MAX_SHARED - least.shared_bytes) // (least.stage_bytes + 16))
 
 
@@ -124,8 +125,8 @@ def takes(products: tuple[Product, ...], chip: Chip) -> bool:
 def _beats_few(products: tuple[Product, ...], chip: Chip) -> bool:
     """By the models."""
     product, = products
-    cut = few_plan.best(product, chip)
-    return product.m > FEW_ROWS and _choice(products, chip)[2] < FEW_SHARE * few_plan.cycles(cut, chip)
+    return product.m > FEW_ROWS and (_choice(products, chip)[2]
+                                     < FEW_SHARE * few_plan.cycles(few_plan.best(product, chip), chip))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -193,12 +194,26 @@ def work(tile: Tile, products: tuple[Product, ...], chip: Chip, parts: int = 1) 
 
 def cycles(tile: Tile, products: tuple[Product, ...], chip: Chip) -> float:
     """SM cycles of the CTA that is busy longest, by the model."""
-    lists = work(tile, products, chip)
-    step = _step_cycles(tile, products[0], len(lists) / clusters_of(chip))
+    clusters, items, steps = _busiest(tile, products, chip)
     between = WAIT_CYCLES * tile.rows * tile.cols if tile.schedule == "Cooperative" else 0
-    longest = max(sum(step * item[2] + between for item in items) for items in lists) - between
+    longest = steps * _step_cycles(tile, products[0], clusters / clusters_of(chip)) + (items - 1) * between
     store = STORE_CYCLES * tile.rows * tile.cols * (1.5 if products[0].adds else 1)
     return FILL_CYCLES + _together(longest + store, _memory_cycles(products, chip))
+
+
+def _busiest(tile: Tile, products: tuple[Product, ...], chip: Chip) -> tuple[int, int, int]:
+    """Clusters that work, and the items and stages of K of the one that is busy longest."""
+    if len(products) > 1:
+        lists = work(tile, products, chip)
+        items = max(lists, key=lambda items: sum(item[2] for item in items))
+        return len(lists), len(items), sum(item[2] for item in items)
+    product, = products
+    down, across = -(-product.m // tile.rows), -(-product.n // tile.cols)
+    paired, other = (down, across) if tile.rows <= tile.cols else (across, down)  # as `pairs` does
+    count = paired // 2 * other + (-(-other // 2) if paired % 2 else 0)
+    clusters = min(clusters_of(chip), count)
+    most = -(-count // clusters)
+    return clusters, most, most * _steps(product)
 
 
 def _step_cycles(tile: Tile, product: Product, busy: float) -> float:

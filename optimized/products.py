@@ -1,7 +1,7 @@
 """The products of linear layers: from tensors to launches.
 
 Operands are read as they lie, and never transposed in memory. 16-bit operands whose rows begin at multiples of 16 bytes
-and lie apart take on Hopper optimized.few, in forward with up to 128 rows, or optimized.gemm; what those leave of
+and lie apart take on Hopper optimized.few, in forward with up to 256 rows, or optimized.gemm; what those leave of
 forward with up to 16 rows takes kernels/gemm_skinny.cu. The general path takes any shape, pitch and alignment from
 compute capability 8.0 on; it multiplies bf16 and fp16 on tensor cores, fp32 exactly, or as TF32 where
 torch.backends.cuda.matmul says so. The same bits in every run. An operand whose rows are not dense or do not lie at one
@@ -106,12 +106,8 @@ def planned(function: str, given, chip: Chip) -> Plan:
     variant names the operands that are copied."""
     products, exact = _bound(function, given)
     described = tuple(each.product(exact) for each in products)
-    if gemm_plan.takes(described, chip):
-        plan = gemm.planned(described, chip).plan
-    elif few_plan.takes(described, chip):
-        plan = few_plan.few(few_plan.best(*described, chip), chip)
-    else:
-        plan = _tiled(described, chip)[1]
+    way = _way(described, chip)
+    plan = way.plan_of(described, chip) if way else _tiled(described, chip)[1]
     return replace(plan, variant=", ".join((plan.variant, *(f"{name} copied" for name in _copied(given.arguments)))))
 
 
@@ -187,6 +183,11 @@ def _prepare_backward(operands, flags) -> _Ready:
     return _Ready(launch, shapes, grad_output.dtype, _spans(grad_weight, grad_output, input, weight), live)
 
 
+def _way(products: tuple[plans.Product, ...], chip: Chip):
+    """gemm or few, whichever does the products; None for the paths whose kernels take addresses and shapes alone."""
+    return gemm if gemm_plan.takes(products, chip) else few if few_plan.takes(products, chip) else None
+
+
 def _tiled(products: tuple[plans.Product, ...], chip: Chip) -> tuple[tuple, Plan]:
     """Tilings, or Strips, and the plan, on the paths whose kernels take addresses and shapes alone."""
     if skinny_plan.takes(products):
@@ -199,11 +200,10 @@ def _tiled(products: tuple[plans.Product, ...], chip: Chip) -> tuple[tuple, Plan
 def _launch(products: tuple[Operands, ...], exact: bool, device: torch.device) -> Launch:
     """A launch that takes, for each product, the addresses of A, B, C (0: none), D and a factor in device memory (0:
     none), and the scale."""
-    here = chip(device)
-    for way in (gemm, few):  # the second where the first leaves it something
-        if way.takes(products, exact, here):
-            return way.launch(products, device)
-    tiled, plan = _tiled(tuple(each.product(exact) for each in products), here)
+    here, described = chip(device), tuple(each.product(exact) for each in products)
+    if way := _way(described, here):
+        return way.launch(products, device)
+    tiled, plan = _tiled(described, here)
     scalars = sum((each.scalars(tiling) for each, tiling in zip(products, tiled)), ())
     return Launch(plan, device, POINTERS * len(products), scalars)
 

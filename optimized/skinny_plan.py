@@ -36,9 +36,9 @@ def takes(products: tuple[Product, ...]) -> bool:
     return forward and p.element != "f32" and p.vectors and 0 < p.m <= MAX_ROWS and 0 < p.n <= 16 * MAX_GRID
 
 
-def fills(product: Product, chip: Chip) -> bool:
-    """Whether up to BLOCK_ROWS rows make so many waves of CTAs that gemm_few.cu, whose tiles fit the SMs, is no faster.
-    Asked of n alone, so that all numbers of rows go one way."""
+def makes_waves(product: Product, chip: Chip) -> bool:
+    """Whether W's rows make 2.75 waves of CTAs with up to BLOCK_ROWS rows: with fewer gemm_few.cu, whose tiles fit the
+    SMs, is the faster one. Asked of n alone, so that all numbers of rows go one way."""
     return product.n >= 2.75 * 16 * CTAS[1] * chip.sms
 
 

@@ -12,7 +12,7 @@ from optimized.operands import Prepared, slot
 
 pytestmark = pytest.mark.gpu
 
-SHAPES = [(8, 136, 200), (128, 256, 64), (700, 1000, 520), (2000, 4104, 328), (3000, 5128, 1000)]
+SHAPES = [(8, 136, 200), (128, 256, 64), (129, 520, 136), (700, 1000, 520), (2000, 4104, 328), (3000, 5128, 1000)]
 FORCED = [(way, results, tile) for (way, results), tiles in TILES.items() for tile in tiles]
 SCALE = -0.75
 
@@ -125,10 +125,11 @@ def test_a_factor_in_device_memory(factor):
     assert relative(d, factor * SCALE * x.double() @ w.double().T) < 2.0 ** -8
 
 
-@pytest.mark.parametrize("shape", [(1000, 4104, 4104), (200, 3072, 6144)], ids=str)
-def test_the_first_call_may_be_captured(shape, monkeypatch):
+@pytest.mark.parametrize("shape, parts", [((1000, 4104, 4104), 1), ((257, 1024, 4096), 5)], ids=str)
+def test_the_first_call_may_be_captured(shape, parts, monkeypatch):
     """The list of work is there before the graph runs, and outlives what is remembered of the call."""
     x, w, _ = operands(*shape, torch.bfloat16)
+    assert gemm.planned((of_forward(x, w, None, False, None).product(True),), chip(x.device)).parts == parts
     expected = optimized.linear_fwd(x, w)
     monkeypatch.setattr(products, "_prepared", Prepared())
     monkeypatch.setattr(gemm, "_lists", {})

@@ -23,7 +23,7 @@ SHAPES = [(1, 8), (15, 40), (129, 1), (300, 333), (3072, 3072), (1001, 2303), (5
 @pytest.fixture(autouse=True)
 def taken(monkeypatch):
     """Whatever the number of columns."""
-    monkeypatch.setattr(skinny_plan, "fills", lambda *_: True)
+    monkeypatch.setattr(skinny_plan, "makes_waves", lambda *_: True)
     monkeypatch.setattr(products, "_prepared", Prepared())
 
 
