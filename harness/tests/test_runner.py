@@ -4,6 +4,7 @@ import io
 import json
 import re
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -44,7 +45,8 @@ def run(out, verb="check", names=("reference",), cases=CASES, **fields):
     """Exit code, rows and what was printed."""
     text = io.StringIO()
     options = Options(verb=verb, names=cases, implementations=names, out=out, **fields)
-    code = Run(options, of_cpu(), Reporter(Console(file=text)), InlineWorker.start).execute()
+    with mock.patch("sys.argv", ["harness", verb]):  # which the run records
+        code = Run(options, of_cpu(), Reporter(Console(file=text)), InlineWorker.start).execute()
     return code, rows.read(out / "rows.jsonl"), text.getvalue()
 
 
