@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from optimized import few_plan, skinny_plan
 from optimized.linear_plan import DEPTH, MAX_EXTENT, MEMORY_BYTES_A_CYCLE, Product, starts_sooner
-from optimized.plan import SIZES, Chip, Plan, round_up
+from optimized.plan import H200, SIZES, Chip, Plan, round_up
 
 CLUSTER = 2
-MAX_SHARED = 227 << 10
 SLOT_BYTES = 2 * 64 * 64  # of staging memory
 THREADS = 384
 SECOND, SHARES_A = 1, 2  # bits of Item::what
@@ -24,7 +23,7 @@ FEW_ROWS = 128  # of x, and fewer, are always left to gemm_few.cu where it takes
 FEW_SHARE = 1.08  # of its time by its model, which is too kind where there are more
 GROUP_ROWS = 2048  # of D that a wave of clusters works on, so that it re-reads A and B in the L2
 
-# A model of the busiest CTA's time, in SM cycles, fitted to 170 products of 129 to 16384 rows on an H200. Loaded bytes
+# A model of the busiest CTA's time, in SM cycles, fitted to 130 products of 129 to 16384 rows on an H200. Loaded bytes
 # cost time beside operations, perhaps by their power.
 FLOPS_A_CYCLE = 4096
 LOADED_BYTES_A_CYCLE = 360  # from the L2
@@ -76,7 +75,7 @@ class Tile:
 def _tile(schedule: str, rows: int, cols: int) -> Tile:
     """With as many stages as there is room for."""
     least = Tile(schedule, rows, cols, 1, 2)
-    return replace(least, stages=1 + (MAX_SHARED - least.shared_bytes) // (least.stage_bytes + 16))
+    return replace(least, stages=1 + (H200.shared_bytes - least.shared_bytes) // (least.stage_bytes + 16))
 
 
 LARGE, TALL = _tile("Cooperative", 128, 256), _tile("Cooperative", 256, 128)
@@ -208,12 +207,17 @@ def _busiest(tile: Tile, products: tuple[Product, ...], chip: Chip) -> tuple[int
         items = max(lists, key=lambda items: sum(item[2] for item in items))
         return len(lists), len(items), sum(item[2] for item in items)
     product, = products
-    down, across = -(-product.m // tile.rows), -(-product.n // tile.cols)
-    paired, other = (down, across) if tile.rows <= tile.cols else (across, down)  # as `pairs` does
-    count = paired // 2 * other + (-(-other // 2) if paired % 2 else 0)
+    count = _count(tile, product)
     clusters = min(clusters_of(chip), count)
     most = -(-count // clusters)
     return clusters, most, most * _steps(product)
+
+
+def _count(tile: Tile, product: Product) -> int:
+    """len(pairs(tile, product))."""
+    down, across = -(-product.m // tile.rows), -(-product.n // tile.cols)
+    paired, other = (down, across) if tile.rows <= tile.cols else (across, down)
+    return paired // 2 * other + (-(-other // 2) if paired % 2 else 0)
 
 
 def _step_cycles(tile: Tile, product: Product, busy: float) -> float:
@@ -250,7 +254,7 @@ def _parts(products: tuple[Product, ...], whole: float, chip: Chip) -> tuple[int
     product = products[0]
     if product.b_across or product.n % 8 or product.output == "f32":
         return 1, whole
-    count, clusters = len(pairs(SMALL, product)), clusters_of(chip)
+    count, clusters = _count(SMALL, product), clusters_of(chip)
     moved = 8 * product.m * product.n / (SUMS_BYTES_A_CYCLE * chip.sms)  # of a part
 
     def split(parts):

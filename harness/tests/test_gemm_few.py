@@ -66,7 +66,8 @@ def test_ctas_share_an_sm_with_enough_of_w_on_its_way(m, height):
 @pytest.mark.parametrize("m, n, k, height, cluster", [
     (17, 3072, 3072, 48, 2), (17, 4096, 4096, 64, 2), (64, 4096, 11_008, 64, 2), (128, 4096, 4096, 64, 2),
     (1, 9216, 4096, 40, 1), (64, 5120, 5120, 40, 2), (100, 6144, 6144, 48, 1), (64, 11_008, 4096, 48, 1),
-    (64, 7168, 18_432, 56, 2), (128, 4096, 11_008, 64, 2), (17, 1024, 4096, 40, 4)])
+    (64, 7168, 18_432, 56, 2), (128, 4096, 11_008, 64, 2), (17, 1024, 4096, 40, 4),
+    (100, 7168, 18_432, 56, 1)])  # 70.8 us; 112 rows, K over 2: 70.6
 def test_the_model_picks_what_was_the_fastest_on_an_h200(m, n, k, height, cluster):
     found = best(replace(ONE, m=m, n=n, k=k), H200)
     assert (found.height, found.cluster) == (height, cluster)
@@ -91,7 +92,7 @@ def test_x_costs_as_much_as_w():
 
 @pytest.mark.parametrize("n, k", [(300, 4096), (1024, 4096), (3072, 3072), (4096, 11008), (8192, 8192), (17423, 4096),
                                   (17424, 4096), (28672, 4096)])
-def test_few_rows_are_cut_alike_and_left_to_ctas_that_fill_the_sms(n, k):
+def test_few_rows_are_cut_alike_and_left_to_ctas_that_make_waves(n, k):
     """So a row of D does not depend on how many there are."""
     given = [replace(ONE, m=m, n=n, k=k) for m in (1, 8, 9, 16)]
     assert len({(cut.height, cut.cols, cut.cluster) for cut in (best(each, H200) for each in given)}) == 1

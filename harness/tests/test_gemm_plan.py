@@ -49,6 +49,15 @@ def test_every_tile_of_the_result_once(tile, shape):
     assert len(beyond) <= 1 and all(row >= asked.m or col >= asked.n for row, col in beyond)
 
 
+@pytest.mark.parametrize("tile", ALL_TILES, ids=lambda tile: tile.name)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_model_knows_the_lists_without_making_them(tile, shape):
+    product = (forward(*shape),)
+    lists = work(tile, product, H200)
+    steps = max(sum(item[2] for item in items) for items in lists)
+    assert gemm_plan._busiest(tile, product, H200) == (len(lists), max(map(len, lists)), steps)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_lists_hold_all_work_and_the_longest_first(shape):
     products, tile = backward(*shape), TILES["Backward", "Stores"][0]
