@@ -30,8 +30,10 @@ __global__ __launch_bounds__(Few<Rows, Cols>::kAll, Few<Rows, Cols>::kCtas) void
     Accumulators<Core> acc;
     core.template multiply<E>(acc, block, steps);
     core.lay_down(acc, block, p.g.m);
-  } else if (loads) {
-    core.load(p, first, step * kDepth, steps);
+  } else {
+    if (loads) core.load(p, first, step * kDepth, steps);
+    __syncwarp();
+    core.template fetch_c<Epilogue>(p.g, first, p.height, rank, log_ctas);
   }
   __syncwarp();
 

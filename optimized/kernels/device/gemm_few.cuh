@@ -3,6 +3,7 @@
 #include "device/gemm_operands.cuh"
 #include "device/ptx/barrier.cuh"
 #include "device/ptx/cluster.cuh"
+#include "device/ptx/prefetch.cuh"
 #include "device/ptx/tensor.cuh"
 
 // At most Rows rows of W by at most Cols rows of x, one CTA's: W's are those of the wgmma's A, x's the columns of its
@@ -16,6 +17,30 @@ struct FewRows {
   int stages;
   int height;  // rows of W in a tile
 };
+
+// Four neighbours of a row of C and of D, those of them that exist; Whole: all, or none.
+template <class T, bool Whole>
+__device__ __forceinline__ Vec<T, 4> addends(const General& g, i64 row, i64 col) {
+  const i64 at = row * g.c_pitch + col;
+  Vec<T, 4> c;
+  if constexpr (Whole) {
+    if (col < g.n) c = load<T, 4>(g.c, at);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) c.lane[i] = col + i < g.n ? static_cast<const T*>(g.c)[at + i] : T(0.f);
+  }
+  return c;
+}
+template <class T, bool Whole>
+__device__ __forceinline__ void put_sums(const General& g, const Floats<4>& sum, i64 row, i64 col) {
+  if constexpr (Whole) {
+    Vec<T, 4> d;
+    narrow(sum, d);
+    if (col < g.n) store(g.d, row * g.d_pitch + col, d);
+  } else {
+    put<Store<T>>(g, 1.f, sum, row, col);
+  }
+}
 
 template <int Rows, int Cols>
 struct Few {
@@ -108,50 +133,94 @@ struct Few {
         for (int l = 0; l < 4; ++l) sums().of[8 * j + lane % 4 * 2 + l % 2][low + l / 2 * 8] = acc[0][4 * j + l];
   }
 
-  // By all threads: this CTA's part of `height` columns of D from `first` on, four neighbours at a time.
+  // By the warp that loads, behind its last stage, which is some way from the end: the L2 fetches this CTA's part of C.
+  template <class Epilogue>
+  __device__ __forceinline__ void fetch_c(const General& g, i64 first, int height, int rank, int log_ctas) const {
+    if constexpr (Epilogue::kAdds) {
+      using T = typename Epilogue::type;
+      constexpr int kRun = 64 / sizeof(T), kRuns = Rows / kRun + 1;  // of a row, which begins anywhere
+      const int top = int(g.m) * rank >> log_ctas, bottom = (int(g.m) * (rank + 1) - 1) >> log_ctas;
+      const i64 last = min(first + height, g.n) - 1;
+#pragma unroll 1
+      for (int i = threadIdx.x % kWarp; i < (bottom - top + 1) * kRuns; i += kWarp)
+        prefetch_l2(static_cast<const T*>(g.c) + (top + i / kRuns) * g.c_pitch + min(first + i % kRuns * kRun, last));
+    }
+  }
+
+  // By all threads: this CTA's part of `height` columns of D from `first` on.
   template <int Ctas, class Epilogue>
-  __device__ __forceinline__ void finish(const General& g, float alpha, i64 first, int height) {
-    constexpr int kAtOnce = Ctas == 2 || Ctas == 4 ? 2 : 1;
+  __device__ __forceinline__ void finish(const General& g, float alpha, i64 first, int height) const {
+    if (g.run >= 4 && (first + height <= g.n || g.n % 4 == 0))
+      add_up<Ctas, Epilogue, true>(g, alpha, first, height);
+    else
+      add_up<Ctas, Epilogue, false>(g, alpha, first, height);
+    if (Ctas > 1) {  // what others still read must stay
+      __syncwarp();
+      cluster_arrive_relaxed();
+      cluster_wait();
+    }
+  }
+
+ private:
+  // What a thread adds up in one turn: `Count` times four neighbours.
+  template <class T, int Count>
+  struct Turn {
+    int row[Count], column[Count];
+    Vec<T, 4> c[Count];
+  };
+
+  // C is asked for a turn ahead, the first time before the other CTAs have come.
+  template <int Ctas, class Epilogue, bool Whole>
+  __device__ __forceinline__ void add_up(const General& g, float alpha, i64 first, int height) const {
+    using T = typename Epilogue::type;
+    constexpr int kCount = !Whole || Cols == 32 ? 1 : Ctas > 1 ? 8 / Ctas : 4;
     const int units = height / 4;         // of a row
     const u32 inverse = ~0u / units + 1;  // so that i / units is __umulhi(i, inverse), as long as i is small
+    const int rank = Ctas > 1 ? cluster_rank() : 0, all = int(g.m) * units, end = all * (rank + 1) / Ctas;
+    const auto turn_at = [&](int unit) {
+      Turn<T, kCount> turn;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        const int one = min(unit + j * kAll, end - 1);
+        turn.row[j] = __umulhi(one, inverse), turn.column[j] = (one - turn.row[j] * units) * 4;
+        if constexpr (Epilogue::kAdds) turn.c[j] = addends<T, Whole>(g, turn.row[j], first + turn.column[j]);
+      }
+      return turn;
+    };
+    int unit = all * rank / Ctas + threadIdx.x;
+    Turn<T, kCount> next = turn_at(unit);
     if (Ctas > 1) {
       cluster_arrive();
       cluster_wait();
     } else {
       __syncthreads();
     }
-    const int rank = Ctas > 1 ? cluster_rank() : 0, all = int(g.m) * units, end = all * (rank + 1) / Ctas;
     u32 from[Ctas];
 #pragma unroll
     for (int i = 0; i < Ctas; ++i) from[i] = map_shared(shared_address(&sums()), i);
 #pragma unroll 1
-    for (int unit = all * rank / Ctas + threadIdx.x; unit < end; unit += kAtOnce * kAll) {
-      float4 part[Ctas][kAtOnce];
-      int row[kAtOnce], column[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int one = min(unit + j * kAll, end - 1);
-        row[j] = __umulhi(one, inverse), column[j] = (one - row[j] * units) * 4;
-      }
+    for (; unit < end; unit += kCount * kAll) {
+      const Turn<T, kCount> turn = next;
+      next = turn_at(unit + kCount * kAll);
+      float4 part[Ctas][kCount];
 #pragma unroll
       for (int i = 0; i < Ctas; ++i)
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j)
-          part[i][j] = Ctas > 1 ? load_cluster(from[i] + (row[j] * kPitch + column[j]) * 4)
-                                : *reinterpret_cast<const float4*>(&sums().of[row[j]][column[j]]);
+        for (int j = 0; j < kCount; ++j)
+          part[i][j] = Ctas > 1 ? load_cluster(from[i] + (turn.row[j] * kPitch + turn.column[j]) * 4)
+                                : *reinterpret_cast<const float4*>(&sums().of[turn.row[j]][turn.column[j]]);
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
+      for (int j = 0; j < kCount; ++j) {
         Floats<4> sum{part[0][j].x, part[0][j].y, part[0][j].z, part[0][j].w};
 #pragma unroll
         for (int i = 1; i < Ctas; ++i)
           sum[0] += part[i][j].x, sum[1] += part[i][j].y, sum[2] += part[i][j].z, sum[3] += part[i][j].w;
-        if (unit + j * kAll < end) put<Epilogue>(g, alpha, sum, row[j], first + column[j]);
+        Floats<4> c = Floats<4>::filled(-0.f);  // a sum with -0 is the other summand
+        if constexpr (Epilogue::kAdds) c = widen(turn.c[j]);
+#pragma unroll
+        for (int l = 0; l < 4; ++l) sum[l] = fmaf(alpha, sum[l], c[l]);
+        if (unit + j * kAll < end) put_sums<T, Whole>(g, sum, turn.row[j], first + turn.column[j]);
       }
-    }
-    if (Ctas > 1) {  // what others still read must stay
-      __syncwarp();
-      cluster_arrive_relaxed();
-      cluster_wait();
     }
   }
 };

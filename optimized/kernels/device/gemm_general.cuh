@@ -62,6 +62,7 @@ __device__ __forceinline__ void copy_run(char* to, const Side& side, i64 row, i6
 template <class T>
 struct Store {
   using type = T;
+  static constexpr bool kAdds = false;
   template <int N>
   static __device__ __forceinline__ Floats<N> apply(const General&, float alpha, const Floats<N>& sum, i64, i64) {
     Floats<N> d;
@@ -75,6 +76,7 @@ struct Store {
 template <class T>
 struct ScaleAdd {
   using type = T;
+  static constexpr bool kAdds = true;
   template <int N>
   static __device__ __forceinline__ Floats<N> apply(const General& g, float alpha, const Floats<N>& sum, i64 row,
                                                     i64 col) {
