@@ -77,12 +77,12 @@ def show(cases: Iterable[Case], index: int = 0, seed: int = 0) -> int:
 def candidates(case: Case, chip: Any) -> tuple[tuple, tuple]:
     """The products of a case, as plans see them, and the tiles to try; none where it takes another path."""
     import optimized
-    from optimized import gemm_plan, products
+    from optimized import gemm_plan, gemm_tiles, products
 
     call = family_of(case.function).make(case, "meta", seed=0)
     given = inspect.signature(getattr(optimized, case.function)).bind(*call.args, **call.kwargs)
     asked = products.asked(case.function, given)
-    return asked, gemm_plan.tiles(asked) if gemm_plan.takes(asked, chip) else ()
+    return asked, gemm_tiles.tiles(asked) if gemm_plan.takes(asked, chip) else ()
 
 
 def _tuned(backend: Any, case: Case, seed: int = 0) -> Tuned | None:

@@ -23,7 +23,7 @@ def launch(products: tuple[Operands, ...], device: torch.device, cut: Cut | None
     cut = cut or few_plan.best(operands.product(True), here)
     plan = few_plan.few(cut, here)
     make_current(device)  # for the maps
-    rows_of_x = cut.product.m  # no more: filling up with zeros takes the copy engine long
-    maps = tma.of_matrix(operands.a, (rows_of_x, DEPTH), 128), tma.of_matrix(operands.b, (cut.height, DEPTH), 128)
-    scalars = *operands.scalars(cut), *map(numpy.int32, (plan.stages, cut.height))
+    boxes = (cut.width, DEPTH), (cut.height, DEPTH)  # no more rows of x: zeros take the copy engine long
+    maps = tuple(tma.of_matrix(side, box, 128) for side, box in zip((operands.a, operands.b), boxes))
+    scalars = *operands.scalars(cut), *map(numpy.int32, (plan.stages, cut.height, cut.width, cut.across))
     return Launch(plan, device, POINTERS, scalars, tma.Maps(maps, (0, 1), tuple(range(POINTERS))))

@@ -7,7 +7,7 @@ from optimized import skinny_plan
 from optimized.linear_plan import DEPTH, MAX_EXTENT, MEMORY_BYTES_A_CYCLE, Product, starts_sooner
 from optimized.plan import Chip, Plan, round_up
 
-MAX_ROWS = 256  # of x
+MAX_ROWS, MAX_ACROSS = 4096, 16  # of x, and tiles that share them
 COLS = (32, 64, 128, 192, 256)  # of x in a kernel: an n of wgmma
 DEEP_ROWS = 64  # of x: with more, a CTA takes all memory of an SM
 ROWS = (64, 128)  # of W that a CTA has room for
@@ -17,24 +17,27 @@ BARRIERS_BYTES, MAX_STAGES = 1024, 32  # sizeof(Few::Barriers), Few::kMaxStages
 CTAS = 2  # of an SM, where there are that many
 SM_BYTES, CTA_BYTES = 1024, 1024  # that an SM has beyond what a CTA can take, and that each CTA costs beside its own
 
-# A model of the busiest SM's time, in cycles, fitted to 352 cuts of 48 products on an H200.
-FILL_CYCLES = 4000  # of a launch without its stages
+# A model of the busiest SM's time, in cycles, fitted to 1,107 cuts of 142 products on an H200.
+FILL_CYCLES = 4500  # of a launch without its stages
 LATENCY_CYCLES = 1750  # from asking for a stage to having it
-FLOPS_A_CYCLE = 3700  # of tensor cores
-PAIR_BYTES_A_CYCLE = 70  # from the L2 to two SMs, neighbours that have one way to it
+FLOPS_A_CYCLE = 3950  # of tensor cores
+PAIR_BYTES_A_CYCLE = 78  # from the L2 to two SMs, neighbours that have one way to it
 TORN = 3  # times as long, where 128 bytes of a row lie across two lines
 SHARE_OF_X = 1 / 3  # that counts on this way: the SMs ask for the same rows of x at about the same time
-SUM_CYCLES, STORE_CYCLES = 0.5, 0.1  # an element of a CTA's sums, and of its part of D
+SUM_CYCLES, STORE_CYCLES = 0.5, 0.02  # an element of a CTA's sums, and of its part of D
 EXPOSED = 1 / 5  # of the time of what does not limit
+CROWDED = 1.08  # times as long, where each SM has one CTA of a deep product: none is left that ends sooner
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A product cut into `tiles` of `height` rows of W by all rows of x, K of each over the CTAs of a `cluster`."""
+    """A product cut into `tiles` of `height` rows of W by all rows of x, or part of them where some lie `across`, K of
+    each over the CTAs of a `cluster`."""
 
     product: Product
     height: int
     cluster: int
+    across: int = 1
 
     @property
     def rows(self) -> int:
@@ -42,14 +45,24 @@ class Cut:
         return next(rows for rows in ROWS if rows >= self.height)
 
     @property
+    def width(self) -> int:
+        """Rows of x that a tile takes."""
+        return self.product.m if self.across == 1 else round_up(-(-self.product.m // self.across), 8)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no tile is left without rows of x."""
+        return (self.across - 1) * self.width < self.product.m
+
+    @property
     def cols(self) -> int:
         """Rows of x that there is room for."""
-        return next(cols for cols in COLS if cols >= self.product.m)
+        return next(cols for cols in COLS if cols >= self.width)
 
     @property
     def tiles(self) -> int:
         """How many, one a cluster."""
-        return -(-self.product.n // self.height)
+        return -(-self.product.n // self.height) * self.across
 
     @property
     def steps(self) -> int:
@@ -72,7 +85,7 @@ class Cut:
     def stages(self, chip: Chip) -> int:
         """In flight: as many as the CTAs of an SM have room for. Beside few rows of x half of an SM's memory is enough,
         even for one CTA, and the next launch finds room."""
-        ctas = 1 if self.product.m > DEEP_ROWS else CTAS
+        ctas = 1 if self.width > DEEP_ROWS else CTAS
         room = (chip.shared_bytes + SM_BYTES) // ctas - CTA_BYTES - BARRIERS_BYTES
         return min(MAX_STAGES, room // self.stage_bytes)
 
@@ -100,8 +113,9 @@ def few(cut: Cut, chip: Chip) -> Plan:
     """The plan of one launch."""
     p = cut.product
     epilogue = f"{'ScaleAdd' if p.adds else 'Store'}<{p.output}>"
-    variant = f"few {cut.cols}x{cut.height}" + (f", K over {cut.cluster}" if cut.cluster > 1 else "")
-    threads = 32 + 128 * min(2, cut.rows // 64)
+    across = f"{cut.across} x " if cut.across > 1 else ""
+    variant = f"few {across}{cut.cols}x{cut.height}" + (f", K over {cut.cluster}" if cut.cluster > 1 else "")
+    threads = 64 + 2 * cut.rows  # 64 that load, and two a row of W
     return Plan("gemm_few.cu", f"gemm_few<{p.element}, {cut.rows}, {cut.cols}, {epilogue}>", variant,
                 cut.tiles * cut.cluster, threads, cut.cluster, stages=cut.stages(chip), stage_bytes=cut.stage_bytes,
                 shared_bytes=cut.shared_bytes(chip), programmatic=True)
@@ -116,9 +130,11 @@ def cuts(product: Product, chip: Chip) -> list[Cut]:
     """Those that there are: every CTA has a part of K. Where x costs as much as W on its way to the SMs, more rows of W
     may share it, but none has more CTAs than SMs: gemm.cu shares x between them."""
     sizes = [size for size in CLUSTERS if size == 1 or size in dict(chip.clusters) and size <= _steps(product)]
-    deep = product.m > DEEP_ROWS
-    found = [Cut(product, height, size) for height in HEIGHTS if deep or height <= ROWS[0] for size in sizes]
-    return [cut for cut in found if cut.alone(chip)] if deep else found
+    if product.m <= DEEP_ROWS:
+        return [Cut(product, height, size) for height in HEIGHTS if height <= ROWS[0] for size in sizes]
+    found = (Cut(product, height, size, across) for across in range(-(-product.m // COLS[-1]), MAX_ACROSS + 1)
+             for height in HEIGHTS for size in sizes)
+    return [cut for cut in found if cut.alone(chip) and cut.width > DEEP_ROWS and cut.is_full]
 
 
 def cycles(cut: Cut, chip: Chip) -> float:
@@ -126,7 +142,7 @@ def cycles(cut: Cut, chip: Chip) -> float:
     two, two waves begin and end together, but what an SM gets of memory they get one after the other. Few rows of x
     count as the most of them, and are cut alike: none depends on how many there are."""
     p, at_once = cut.product, cut.at_once(chip)
-    m = max(p.m, skinny_plan.MAX_ROWS)
+    m = max(cut.width, skinny_plan.MAX_ROWS)
     weights = 2 * DEPTH * cut.height  # bytes of a stage
     multiplied = 2 * DEPTH * cut.rows * cut.cols / FLOPS_A_CYCLE  # all rows that there is room for
     awaited = LATENCY_CYCLES / cut.stages(chip)
@@ -135,13 +151,14 @@ def cycles(cut: Cut, chip: Chip) -> float:
 
     def wave(clusters):
         ctas = clusters * cut.cluster
-        memory = ctas * weights / (MEMORY_BYTES_A_CYCLE * chip.sms)
+        memory = ctas / cut.across * weights / (MEMORY_BYTES_A_CYCLE * chip.sms)
         step = max(multiplied, awaited, loaded * (2 if 2 * ctas > chip.sms else 1))
         return cut.steps * (max(memory, step) + EXPOSED * min(memory, step))
 
     full, rest = divmod(cut.tiles, at_once)
     fills = -(-cut.tiles // (CTAS * at_once))
-    return fills * (FILL_CYCLES + stored) + full * wave(at_once) + (wave(rest) if rest else 0)
+    crowded = CROWDED if cut.width > DEEP_ROWS and cut.tiles * cut.cluster == chip.sms else 1
+    return crowded * (fills * (FILL_CYCLES + stored) + full * wave(at_once) + (wave(rest) if rest else 0))
 
 
 def _steps(product: Product) -> int:

@@ -7,17 +7,17 @@ import torch
 from cuda.bindings import driver
 
 from optimized import gemm_plan, tma, tuning
-from optimized.gemm_plan import CLUSTER, DEPTH, GemmPlan, Tile
-from optimized.launch import Launch, allocate, beside_capture, chip, make_current
-from optimized.linear_plan import Product
-from optimized.matrices import POINTERS, Matrix, Operands
+from optimized.gemm_plan import GemmPlan
+from optimized.gemm_tiles import Tile
+from optimized.gemm_work import CLUSTER
+from optimized.launch import Launch, beside_capture, chip, make_current
+from optimized.linear_plan import DEPTH, Product
+from optimized.matrices import POINTERS, Operands
 from optimized.plan import SIZES, Chip, Plan
 
 ACROSS_BOX = (DEPTH // CLUSTER, 64)  # (K, M or N): what one load moves of an operand that lies across
-CHUNK_ROWS, CHUNK_ROW_BYTES = 64, 64
+CHUNK, ACROSS_CHUNK = (64, 64), (32, 128)  # rows of D that one store moves, and bytes of each
 MAPS = 6  # of a product
-PARTS_THREADS, PARTS_RUN = 64, 8  # kPartsThreads; elements a thread
-
 
 _choose = tuning.choice
 _lists: dict[tuple[bytes, torch.device], torch.Tensor] = {}
@@ -40,52 +40,26 @@ def planned(products: tuple[Product, ...], here: Chip) -> GemmPlan:
 
 
 def plan_of(products: tuple[Product, ...], here: Chip) -> Plan:
-    """That of the first launch."""
+    """That of the launch."""
     return planned(products, here).plan
 
 
-def launch(products: tuple[Operands, ...], device: torch.device):
+def launch(products: tuple[Operands, ...], device: torch.device) -> Launch:
     """What computes `products` when it is called with the pointers of each."""
     plan = planned(tuple(each.product(True) for each in products), chip(device))
     make_current(device)  # for the maps
-    return _Split(plan, products[0], device) if plan.parts > 1 else _whole(plan, products, device)
-
-
-class _Split:
-    """K in parts: a launch for the sums of each part, and one that adds them up."""
-
-    def __init__(self, plan: GemmPlan, product: Operands, device: torch.device):
-        rows, cols = product.d.rows, product.d.cols
-        sums = Matrix(plan.parts * plan.part_rows, cols, cols, "f32", 16)
-        self._size, self._device = (sums.rows * cols,), device
-        self._multiply = _whole(plan, (Operands(product.a, product.b, None, sums),), device)
-        blocks = rows * -(-cols // (PARTS_THREADS * PARTS_RUN))
-        add = Plan("gemm_parts.cu", f"gemm_parts<{product.d.element}, {PARTS_RUN}>", "parts", blocks, PARTS_THREADS,
-                   programmatic=True)
-        self._add = Launch(add, device, 5, (
-            numpy.int64(plan.part_rows * cols), numpy.int64((product.c or product.d).pitch),
-            numpy.int64(product.d.pitch), numpy.int32(rows), numpy.int32(cols), numpy.int32(plan.parts)))
-
-    def __call__(self, a: int, b: int, c: int, d: int, factor: int, scale: int) -> None:
-        sums = allocate(self._size, torch.float32, self._device)  # nobody else's before both launches are in the stream
-        self._multiply(a, b, 0, sums.data_ptr(), 0, _ONE)
-        self._add(sums.data_ptr(), c, d, factor, scale)
-
-
-_ONE = int(numpy.float32(1).view(numpy.uint32))
-
-
-def _whole(plan: GemmPlan, products: tuple[Operands, ...], device: torch.device) -> Launch:
     maps, sources, rows, cols = [None] * 2 * MAPS, [0] * 2 * MAPS, [0, 0], [0, 0]
     for i, product in enumerate(products):
         second = int(product.a_across)  # wgrad is the second of the kernel's products
-        rows[second], cols[second] = product.a.rows, product.b.rows  # of D, where the operand does not lie across
+        ends = product.a.rows, product.b.rows  # of D, where the operand does not lie across
+        rows[second], cols[second] = ends[::-1] if plan.tile.across else ends
         place = slice(MAPS * second, MAPS * (second + 1))
         maps[place] = _maps(product, plan.tile)
-        sources[place] = [POINTERS * i + source for source in (0, 1, 2, 3, 0, 1)]
+        sources[place] = [POINTERS * i + source for source in ((1, 0, 2, 3, 1, 0) if plan.tile.across else
+                                                               (0, 1, 2, 3, 0, 1))]
     items = _items(plan.items, device)
     extents = [numpy.int32(extent) for extent in rows + cols]
-    scalars = numpy.int64(items.data_ptr()), numpy.int32(plan.clusters), numpy.int32(plan.part_rows), *extents
+    scalars = numpy.int64(items.data_ptr()), numpy.int32(plan.clusters), *extents
     return Launch(plan.plan, device, 2, scalars, tma.Maps(tuple(maps), tuple(sources), (4, 5)))
 
 
@@ -99,11 +73,12 @@ def _maps(product: Operands, tile: Tile) -> list[driver.CUtensorMap | None]:
         return operand(matrix, across, left) if left else None
 
     def chunk(matrix):
-        box = CHUNK_ROWS, CHUNK_ROW_BYTES // SIZES[matrix.element]
-        return tma.of_matrix(matrix, box, CHUNK_ROW_BYTES)
+        rows, row_bytes = ACROSS_CHUNK if tile.across else CHUNK
+        return tma.of_matrix(matrix, (rows, row_bytes // SIZES[matrix.element]), row_bytes)
 
     loads_c = product.c is not None and product.c.element != "f32"  # floats are added in memory
-    operands = (product.a, product.a_across, tile.rows // CLUSTER), (product.b, product.b_across, tile.cols // CLUSTER)
+    a, b = (product.b, product.a) if tile.across else (product.a, product.b)
+    operands = (a, product.a_across, tile.rows // CLUSTER), (b, product.b_across, tile.cols // CLUSTER)
     return [*(operand(*each) for each in operands), chunk(product.c) if loads_c else None, chunk(product.d),
             *(edge(*each) for each in operands)]
 

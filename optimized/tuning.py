@@ -16,7 +16,7 @@ from pathlib import Path
 from cuda.bindings import driver
 
 from optimized import jit
-from optimized.gemm_plan import TILES, Tile
+from optimized.gemm_tiles import TILES, Tile
 from optimized.linear_plan import Product
 from optimized.plan import Chip
 

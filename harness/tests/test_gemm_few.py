@@ -22,9 +22,9 @@ KERNELS = [("gemm_few.cu", f"gemm_few<{element}, {rows}, {cols}, {epilogue}>") f
            for rows, cols in ((64, 32), (64, 64), *((rows, cols) for rows in ROWS for cols in COLS[2:]))
            for epilogue in (f"Store<{element}>", f"ScaleAdd<{element}>", "Store<f32>")]
 ONE = Product(100, 4096, 4096, "bf16", "bf16")
-SHAPES = [(m, n, k) for m in (1, 16, 17, 32, 33, 64, 100, 128, 129, 192, 193, 256)
+SHAPES = [(m, n, k) for m in (1, 16, 17, 32, 33, 64, 100, 128, 129, 192, 193, 256, 257, 600, 1000, 4096)
           for n, k in ((1, 136), (45, 4096), (640, 3072), (3072, 3072), (4104, 1032), (7168, 18432), (28672, 4096))
-          if n < 28672 or 16 < m <= DEEP_ROWS]
+          if (16 < m <= DEEP_ROWS if n == 28672 else m <= 256 or n <= (640 if m == 4096 else 4096))]
 
 
 @pytest.mark.parametrize("m, n, k", SHAPES)
@@ -36,11 +36,15 @@ def test_every_cut_covers_the_product(m, n, k):
             plan = few(cut, H200)
             assert ("gemm_few.cu", plan.kernel) in KERNELS
             assert plan.grid == cut.tiles * cut.cluster and plan.cluster == cut.cluster and plan.programmatic
-            assert (cut.tiles - 1) * cut.height < n <= cut.tiles * cut.height and m <= cut.cols < max(33, 2 * m)
+            down = cut.tiles // cut.across
+            assert cut.tiles == down * cut.across and (down - 1) * cut.height < n <= down * cut.height
+            assert (cut.across - 1) * cut.width < m <= cut.across * cut.width
+            assert cut.width <= cut.cols < max(33, 2 * cut.width) and (cut.across == 1 or cut.width % 8 == 0)
             assert 0 < cut.steps and (cut.cluster == 1 or cut.cluster <= -(-k // 64) <= cut.steps * cut.cluster)
             assert plan.kernel.startswith(f"gemm_few<{p.element}, {cut.rows}, {cut.cols}, ")
-            assert plan.variant.split(",")[0] == f"few {cut.cols}x{cut.height}"
-            assert plan.block == 32 + 2 * cut.rows and cut.height <= cut.rows < cut.height + 64
+            across = f"{cut.across} x " if cut.across > 1 else ""
+            assert plan.variant.split(",")[0] == f"few {across}{cut.cols}x{cut.height}"
+            assert plan.block == 64 + 2 * cut.rows and cut.height <= cut.rows < cut.height + 64
 
 
 def test_heights_are_what_swizzle_and_epilogue_take():
@@ -48,7 +52,7 @@ def test_heights_are_what_swizzle_and_epilogue_take():
     for height in HEIGHTS:
         units = height // 4
         inverse = (2**32 - 1) // units + 1
-        assert height % 8 == 0 and all(i * inverse >> 32 == i // units for i in range(MAX_ROWS * units + 1))
+        assert height % 8 == 0 and all(i * inverse >> 32 == i // units for i in range(COLS[-1] * units + 1))
 
 
 @pytest.mark.parametrize("height", HEIGHTS)
@@ -64,14 +68,23 @@ def test_ctas_share_an_sm_with_enough_of_w_on_its_way(m, height):
 
 
 @pytest.mark.parametrize("m, n, k, height, cluster", [
-    (17, 3072, 3072, 48, 2), (17, 4096, 4096, 64, 2), (64, 4096, 11_008, 64, 2), (128, 4096, 4096, 64, 2),
-    (1, 9216, 4096, 40, 1), (64, 5120, 5120, 40, 2), (100, 6144, 6144, 48, 1), (64, 11_008, 4096, 48, 1),
-    (64, 7168, 18_432, 56, 2), (128, 4096, 11_008, 64, 2), (17, 1024, 4096, 40, 4),
-    (100, 7168, 18_432, 56, 1)])  # 70.8 us; 112 rows, K over 2: 70.6
+    (17, 1024, 1024, 40, 4), (17, 4096, 4096, 64, 2), (64, 3072, 3072, 48, 2), (64, 5120, 5120, 40, 2),
+    (64, 7168, 18_432, 56, 2), (100, 1024, 4096, 40, 4), (100, 3072, 3072, 48, 2), (100, 6144, 6144, 48, 1),
+    (100, 8192, 8192, 64, 1), (200, 4096, 4096, 64, 2)])
 def test_the_model_picks_what_was_the_fastest_on_an_h200(m, n, k, height, cluster):
+    """Or within 0.3 % of it."""
     found = best(replace(ONE, m=m, n=n, k=k), H200)
-    assert (found.height, found.cluster) == (height, cluster)
+    assert (found.height, found.cluster, found.across) == (height, cluster, 1)
     assert (f", K over {cluster}" in few(found, H200).variant) == (cluster > 1)
+
+
+@pytest.mark.parametrize("m, n, k, height, cluster, across", [
+    (200, 2048, 2048, 64, 2, 2), (300, 3072, 3072, 48, 1, 2), (300, 1024, 14_336, 104, 4, 3),
+    (384, 1024, 4096, 64, 2, 4), (512, 1024, 1024, 40, 1, 5), (640, 2048, 8192, 64, 1, 4),
+    (1000, 1024, 4096, 64, 2, 4)])
+def test_rows_of_x_are_cut_as_was_the_fastest(m, n, k, height, cluster, across):
+    assert best(replace(ONE, m=m, n=n, k=k), H200) == Cut(replace(ONE, m=m, n=n, k=k), height, cluster, across)
+    assert f"few {across} x " in few(best(replace(ONE, m=m, n=n, k=k), H200), H200).variant
 
 
 @pytest.mark.parametrize("m, n, k", [(100, 1024, 4096), (100, 3072, 3072), (128, 4096, 11008), (128, 7168, 18432),
@@ -138,7 +151,7 @@ def test_the_plan_says_which_path():
     for c in (meta(40, 300), meta(40, 300, pitch=333, skipped=1)):
         assert path(x, w, c).startswith("few") and path(x, w, c, in_place=False).startswith("few")
     assert path(meta(1, 4096), w) == path(meta(16, 4096), w) == path(meta(17, 4096), w) == "few 32x40, K over 8"
-    assert path(meta(128, 4096), w).startswith("few 128x") and not path(meta(257, 4096), w).startswith("few")
+    assert path(meta(128, 4096), w).startswith("few 128x") and path(meta(257, 4096), w).startswith("few 3 x 128x64")
     assert path(meta(40, 333, pitch=344), meta(300, 333, pitch=336)).startswith("few")
     for odd in ((meta(40, 333), meta(300, 333)), (meta(40, 328), meta(300, 328, pitch=330)),
                 (meta(40, 328), meta(300, 328, pitch=336, skipped=1)), (meta(1, 4096).expand(40, 4096), w)):
@@ -150,7 +163,7 @@ def test_the_plan_says_which_path():
 def test_sweeps_ask_for_few_of_the_kernels():
     planned, _ = compile_report.plans([case for case in sweep("all") if case.function in PRODUCTS], H200)
     asked = {plan.kernel for plan in planned.values() if plan.source == "gemm_few.cu"}
-    assert asked and asked <= {kernel for _, kernel in KERNELS} and len(asked) <= 12
+    assert asked and asked <= {kernel for _, kernel in KERNELS} and len(asked) <= 16
 
 
 def test_there_are_no_tiles_to_tune():

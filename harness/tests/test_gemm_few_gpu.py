@@ -20,7 +20,8 @@ pytestmark = pytest.mark.gpu
 HEIGHTS = (40, 56, 64, 72, 112, 128)  # rows of W in a tile: the least and the most in either room, and between
 SHAPES = [(1, 1000, 1032), (9, 45, 333), (16, 4104, 4096), (17, 45, 8), (31, 1, 520), (32, 1000, 1032),
           (33, 128, 64), (64, 4104, 4096), (65, 45, 333), (100, 1000, 4097), (127, 129, 200),
-          (128, 4104, 1032), (128, 1003, 72), (129, 1000, 328), (192, 4104, 520), (200, 45, 333), (256, 1003, 72)]
+          (128, 4104, 1032), (128, 1003, 72), (129, 1000, 328), (192, 4104, 520), (200, 45, 333), (256, 1003, 72),
+          (257, 1003, 333), (600, 45, 1032), (1000, 1000, 200)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +44,7 @@ def device():
 
 
 def launched(x, w, c, d, cut=None, factor=None):
-    """Into `d`, with C where it is given; `cut`: rows of W in a tile, and CTAs that share K."""
+    """Into `d`, with C where it is given; `cut`: rows of W in a tile, CTAs that share K, and tiles that share x."""
     operands = of_forward(x, w, d if c is None else c, True, None)
     operands = type(operands)(operands.a, operands.b, None if c is None else operands.c, type(operands.d).of(d))
     made = None if cut is None else Cut(operands.product(True), *cut)
@@ -57,8 +58,10 @@ def launched(x, w, c, d, cut=None, factor=None):
 def test_every_cut_is_right_and_the_same_every_time(m, n, k, dtype):
     x, w, c = operands(m, n, k, dtype)
     exact = SCALE * x.double() @ w.double().T
-    sizes = [(cut.height, cut.cluster) for cut in cuts(of_forward(x, w, None, False, None).product(True), here())]
-    for size in (size for size in sizes if size[0] in HEIGHTS):
+    every = cuts(of_forward(x, w, None, False, None).product(True), here())
+    fewest = min(cut.across for cut in every)
+    for size in [(cut.height, cut.cluster, cut.across) for cut in every
+                 if cut.height in HEIGHTS and cut.across in (fewest, fewest + 1, 5)]:
         for output in (dtype, torch.float32):
             found = [pitched(torch.full((m, n), float("nan"), device="cuda", dtype=output)) for _ in range(3)]
             for d in found:
@@ -74,7 +77,8 @@ def test_every_cut_is_right_and_the_same_every_time(m, n, k, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("m, n, k", [(1, 3072, 3072), (7, 517, 18432), (16, 1001, 2303), (17, 3072, 3072),
-                                     (33, 1001, 2303), (100, 4104, 4104), (128, 517, 18432), (200, 1001, 2303)])
+                                     (33, 1001, 2303), (100, 4104, 4104), (128, 517, 18432), (200, 1001, 2303),
+                                     (700, 1001, 2303)])
 def test_functions_take_it(m, n, k, dtype):
     assert_functions_are_right("gemm_few.cu", *operands(m, n, k, dtype), floats(k))
 

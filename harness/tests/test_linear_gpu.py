@@ -42,7 +42,7 @@ def path(request, monkeypatch):
     """The path that the plan chooses, and the general one wherever it could choose another."""
     if request.param == "general":
         monkeypatch.setattr(products, "_prepared", Prepared())
-        for other in (products.few, products.gemm, products.skinny_plan):
+        for other in (products.few_plan, products.gemm_plan, products.skinny_plan):
             monkeypatch.setattr(other, "takes", lambda *_: False)
     return request.param
 

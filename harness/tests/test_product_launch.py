@@ -8,7 +8,8 @@ import torch
 
 import optimized
 from optimized import few, few_plan, gemm, gemm_plan, products
-from optimized.gemm_plan import DEPTH, TILES
+from optimized.gemm_tiles import TILES
+from optimized.linear_plan import DEPTH
 from optimized.matrices import of_backward, of_forward
 from optimized.plan import H200
 
@@ -50,12 +51,13 @@ def test_boxes_do_not_reach_beyond_the_operands(tile, m, n, made):
         launch = gemm.launch((of_forward(x, w, c, False, None),), DEVICE)
     a, b, residual, d, a_edge, b_edge = launch.maps.encoded[:6]
     half_a, half_b = tile.rows // 2, tile.cols // 2
-    assert (a, b) == (((m, 200), (half_a, DEPTH)), ((n, 200), (half_b, DEPTH)))
-    assert residual == d == ((m, n), (64, 32))
-    assert a_edge == (((m, 200), (m % half_a, DEPTH)) if m % half_a else None)
-    assert b_edge == (((n, 200), (n % half_b, DEPTH)) if n % half_b else None)
-    assert launch.maps.sources[:6] == (0, 1, 2, 3, 0, 1) and launch.maps.encoded[6:] == (None,) * 6
-    assert launch.scalars[-4:] == [m, 0, n, 0] and launch.plan.shared_bytes == tile.shared_bytes
+    assert residual == d == ((m, n), (32, 64) if tile.across else (64, 32))
+    rows, cols, sources = (n, m, (1, 0)) if tile.across else (m, n, (0, 1))
+    assert (a, b) == (((rows, 200), (half_a, DEPTH)), ((cols, 200), (half_b, DEPTH)))
+    assert a_edge == (((rows, 200), (rows % half_a, DEPTH)) if rows % half_a else None)
+    assert b_edge == (((cols, 200), (cols % half_b, DEPTH)) if cols % half_b else None)
+    assert launch.maps.sources[:6] == (*sources, 2, 3, *sources) and launch.maps.encoded[6:] == (None,) * 6
+    assert launch.scalars[-4:] == [rows, 0, cols, 0] and launch.plan.shared_bytes == tile.shared_bytes
 
 
 def test_operands_that_lie_across_have_no_edges(made):
@@ -71,14 +73,15 @@ def test_operands_that_lie_across_have_no_edges(made):
     assert launch.maps.sources == (0, 1, 2, 3, 0, 1, 6, 7, 8, 9, 6, 7) and launch.scalars[-4] == m
 
 
-@pytest.mark.parametrize("m, height, cluster", [(1, 40, 1), (100, 48, 2), (200, 104, 4)])
-def test_boxes_of_few_rows(m, height, cluster, made):
+@pytest.mark.parametrize("m, height, cluster, across, width", [
+    (1, 40, 1, 1, 1), (100, 48, 2, 1, 100), (200, 104, 4, 1, 200), (257, 48, 2, 2, 136), (1000, 64, 1, 4, 256)])
+def test_boxes_of_few_rows(m, height, cluster, across, width, made):
     x, w, _ = operands(m, 1000, 520)
     product = of_forward(x, w, None, False, None)
-    cut = few_plan.Cut(product.product(True), height, cluster)
+    cut = few_plan.Cut(product.product(True), height, cluster, across)
     launch = few.launch((product,), DEVICE, cut)
-    assert launch.maps.encoded == (((m, 520), (m, DEPTH)), ((1000, 520), (height, DEPTH)))
-    assert launch.maps.sources == (0, 1) and launch.scalars[-2:] == [launch.plan.stages, height]
+    assert launch.maps.encoded == (((m, 520), (width, DEPTH)), ((1000, 520), (height, DEPTH)))
+    assert launch.maps.sources == (0, 1) and launch.scalars[-4:] == [launch.plan.stages, height, width, across]
 
 
 def test_plan_and_launch_take_one_way(monkeypatch):

@@ -100,11 +100,16 @@ def test_some_compile_without_spills_for_sm_80():
 
 def instructions(tool, binary, folder):
     """The opcodes of one kernel's machine code."""
+    return set(INSTRUCTION.findall(machine_code(tool, binary, folder)))
+
+
+def machine_code(tool, binary, folder):
+    """Of one kernel, as text."""
     file = folder / "kernel.cubin"
     file.write_bytes(binary.image)
     shown = subprocess.run([tool, "-ndf", "-c", str(file)], capture_output=True, text=True, check=True)
     sections = {part.split(",", 1)[0]: part for part in shown.stdout.split(".section\t.text.")[1:]}
-    return set(INSTRUCTION.findall(sections[binary.symbol]))
+    return sections[binary.symbol]
 
 
 def test_machine_code_is_as_meant(planned, tmp_path):

@@ -11,7 +11,7 @@ from harness import tune
 from harness.__main__ import main
 from harness.cases import Case
 from optimized import gemm, tuning
-from optimized.gemm_plan import TILES
+from optimized.gemm_tiles import TILES
 from optimized.linear_plan import Product
 from optimized.plan import H200
 

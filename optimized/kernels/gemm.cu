@@ -28,13 +28,16 @@ struct Backward {
 
 template <class E, class Way, class T, class Results, class Shared>
 __device__ __forceinline__ void produce(const Gemm& g, Shared& s, Walk walk) {
-  Loader<T, Shared> loader{g, s};
-  for (Item item = walk.item(); item.steps(); walk.advance(1), item = walk.item()) {
+  const int warp = __shfl_sync(~0u, threadIdx.x / kWarp, 0);  // the compiler learns that a warp agrees on it
+  if (warp >= kLoaders) return;
+  Loader<T, Shared> loader(g, s, warp);
+  for (Item item = walk.item(); item.steps; walk.advance(1), item = walk.item()) {
     if (Way::kProducts > 1 && item.second())
       loader.template item<typename Way::Second>(item, g.products[1], g.rows[1], g.cols[1]);
     else
       loader.template item<typename Way::First>(item, g.products[0], g.rows[0], g.cols[0]);
-    if (Epilogue<E, Way, T, Results, Shared>::residual_stages(item)) loader.residual(item, g.products[item.second()].c);
+    if (Epilogue<E, Way, T, Results, Shared>::residual_stages(item))
+      loader.template residual<Results::kAcross>(item, g.products[item.second()].c);
   }
   loader.drain();
 }
@@ -46,19 +49,19 @@ __device__ __forceinline__ void consume(const Gemm& g, Shared& s, Walk walk) {
   const float scale = g.scale * (g.factor ? *g.factor : 1.f);
   Place<T::kStages> place;
   if (T::kTurns > 1 && epilogue.consumer > 0) {
-    place.skip(walk.item().steps());
+    place.skip(walk.item().steps);
     walk.advance(1);
   }
   epilogue.begin(walk);
   float acc[T::kBlocks][T::kCols / 2];
-  for (Item item = walk.item(); item.steps(); item = walk.item()) {
+  for (Item item = walk.item(); item.steps; item = walk.item()) {
     Place<T::kStages> residual = place;
-    residual.skip(item.steps());
+    residual.skip(item.steps);
     if (Way::kProducts > 1 && item.second())
-      multiply<E, typename Way::Second, T>(acc, s, place, turn, item.steps(), epilogue.residual_stages(item));
+      multiply<E, typename Way::Second, T>(acc, s, place, turn, item.steps, epilogue.residual_stages(item));
     else
-      multiply<E, typename Way::First, T>(acc, s, place, turn, item.steps(), epilogue.residual_stages(item));
-    if (T::kTurns > 1) place.skip(walk.item(1).steps());
+      multiply<E, typename Way::First, T>(acc, s, place, turn, item.steps, epilogue.residual_stages(item));
+    if (T::kTurns > 1) place.skip(walk.item(1).steps);
     walk.advance(T::kTurns);
     epilogue.finish(acc, scale, item, residual, walk);
   }
@@ -91,7 +94,7 @@ __global__ __launch_bounds__(kGemmThreads, 1) void gemm(const __grid_constant__ 
   let_grid_behind_come();
   if (threadIdx.x < kWarpgroup) {
     give_back_registers<40>();
-    if (threadIdx.x == 0) produce<E, Way, T, Results>(g, s, walk);
+    produce<E, Way, T, Results>(g, s, walk);
   } else {
     take_registers<232>();
     consume<E, Way, T, Results>(g, s, walk);

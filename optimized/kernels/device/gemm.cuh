@@ -12,28 +12,40 @@ constexpr int kClusterCtas = 2;
 constexpr int kChunkRows = 64, kChunkBytes = 64 * 64;       // of D
 constexpr int kSlotChunks = 2;                              // in one slot of the staging memory
 
-// A pair of tiles, one a CTA, that have a part of A or of B in common; stages first … first + steps of K. No steps end
-// the list. With K split, `part` says where in a tall D the sums over these stages go.
+// A pair of tiles, one a CTA, that have a part of A or of B in common; stages of K. No steps end the list.
 struct alignas(16) Item {
-  int row, col, stages, what;
-  __device__ __forceinline__ int steps() const { return stages & 0xFFFF; }
-  __device__ __forceinline__ int first() const { return stages >> 16; }
+  int row, col, steps, what;
   __device__ __forceinline__ bool second() const { return what & 1; }    // of the two products
   __device__ __forceinline__ bool shares_a() const { return what & 2; }  // the tiles lie beside each other
   static constexpr int kStores = 0, kAddsC = 1, kStoresFloats = 2, kAddsFloats = 3;
   __device__ __forceinline__ int result() const { return what >> 2 & 3; }
-  __device__ __forceinline__ int part() const { return what >> 8; }
 };
 
-// Position of a chunk of `Cols` columns in a tile: block after block of 64 rows, each from left to right. The last one
-// ends where the tile does: it has columns of the one before it, with which it shares a slot, once more.
+// How many chunks of `width` columns lie across a tile, so that slots are full: those of a block of 64 rows where the
+// last one would reach out, or else those of all blocks.
+__host__ __device__ constexpr int chunks_across(int cols, int width, int blocks) {
+  const int count = ceil_div(cols, width);
+  return count + (cols % width ? count : blocks * count) % kSlotChunks;
+}
+
+// Position of a chunk of `Cols` columns in a tile: block after block of 64 rows, each from left to right. Where the
+// last one would reach out it has columns of the one before once more, with which it shares a slot: C is there before
+// D, which may be C, overwrites it. For that the first one comes twice where their number is odd.
 template <class T, int Cols = 32>
 struct Chunks {
-  static constexpr int kAcross = (T::kCols + Cols - 1) / Cols;
-  static_assert(T::kCols % Cols == 0 || kAcross % kSlotChunks == 0);
-  static __device__ __forceinline__ int x(int chunk) { return min(chunk % kAcross * Cols, T::kCols - Cols); }
+  static constexpr int kAcross = chunks_across(T::kCols, Cols, T::kBlocks);
+  static constexpr int kTwice = T::kCols % Cols ? kAcross - ceil_div(T::kCols, Cols) : 0;
+  static __device__ __forceinline__ int x(int chunk) {
+    return min(max(chunk % kAcross - kTwice, 0) * Cols, T::kCols - Cols);
+  }
   static __device__ __forceinline__ int y(int chunk) { return chunk / kAcross * kChunkRows; }
 };
+
+// Column and row of D, or C, of a tile's.
+template <bool Across>
+__device__ __forceinline__ int2 placed(int col, int row) {
+  return Across ? make_int2(row, col) : make_int2(col, row);
+}
 
 // Where somebody stands in the list of a cluster; two ends follow each list, for those who look ahead.
 struct Walk {
@@ -58,7 +70,6 @@ struct Gemm {
   int unused;
   const Item* items;  // [step][cluster]
   int clusters;
-  int part_rows;  // of D, from one part to the next
   int rows[2], cols[2];  // of D, of each product
 };
 
@@ -78,7 +89,7 @@ struct Tile {
   static constexpr int kBlocks = Rows / kTogether / 64;  // of 64 rows, in one consumer
   static constexpr int kABytes = Rows * kDepth * 2, kBBytes = Cols * kDepth * 2;
   static constexpr int kStageChunks = (kABytes + kBBytes) / kChunkBytes;  // of C, in the place of A and B
-  static constexpr int kTileChunks = Rows / kChunkRows * ((Cols + 31) / 32);
+  static constexpr int kTileChunks = Rows / kChunkRows * chunks_across(Cols, 32, kBlocks);
   static constexpr int kResidualStages = (kTileChunks + kStageChunks - 1) / kStageChunks;
   static_assert(kBlocks >= 1 && Cols % 16 == 0);
 };

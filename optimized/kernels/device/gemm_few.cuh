@@ -1,22 +1,32 @@
 #pragma once
 #include "device/gemm_general.cuh"
 #include "device/gemm_operands.cuh"
-#include "device/ptx/barrier.cuh"
 #include "device/ptx/cluster.cuh"
+#include "device/ptx/elect.cuh"
 #include "device/ptx/prefetch.cuh"
 #include "device/ptx/tensor.cuh"
 
-// At most Rows rows of W by at most Cols rows of x, one CTA's: W's are those of the wgmma's A, x's the columns of its
-// B, so that few rows of x leave no part of the tensor cores idle. The CTAs of a cluster have a part of K each; what
-// they have added up they read from each other's shared memory, always in the same order. Kept in step with
+// A tile: at most Rows rows of W by at most Cols rows of x, one CTA's. W's are those of the wgmma's A, x's the columns
+// of its B, so that few rows of x leave no part of the tensor cores idle. The CTAs of a cluster have a part of K each;
+// what they have added up they read from each other's shared memory, always in the same order. Kept in step with
 // optimized/few.py and few_plan.py.
 
 struct FewRows {
   TensorMap x, w;
   General g;
   int stages;
-  int height;  // rows of W in a tile
+  int height, width, across;  // rows of W and of x in a tile; tiles that have the same rows of W
 };
+
+// D for `count` rows of x from `first` on.
+template <class T>
+__device__ __forceinline__ General rows_of(const General& g, int first, int count) {
+  General part = g;
+  part.m = min(i64(count), g.m - first);
+  part.c = static_cast<const T*>(g.c) + first * g.c_pitch;
+  part.d = static_cast<T*>(g.d) + first * g.d_pitch;
+  return part;
+}
 
 // Four neighbours of a row of C and of D, those of them that exist; Whole: all, or none.
 template <class T, bool Whole>
@@ -45,8 +55,9 @@ __device__ __forceinline__ void put_sums(const General& g, const Floats<4>& sum,
 template <int Rows, int Cols>
 struct Few {
   static constexpr int kCols = Cols;
-  static constexpr int kBlocks = 1;  // of 64 rows, in each of the warpgroups in front of the warp that loads
-  static constexpr int kMultiply = Rows / 64 * kWarpgroup, kAll = kMultiply + kWarp;  // threads
+  static constexpr int kBlocks = 1;  // of 64 rows, in each of the warpgroups in front of the warps that load
+  static constexpr int kMultiply = Rows / 64 * kWarpgroup, kLoad = kLoaders * kWarp;  // threads
+  static constexpr int kAll = kMultiply + kLoad;
   static constexpr int kCtas = Cols > 128 ? 1 : 2;  // of an SM
   static constexpr int kBlockBytes = 64 * kDepth * 2, kMaxStages = 32;
   static constexpr int kPitch = Rows + 4;  // of sums: lanes store to different banks, and load 16 bytes
@@ -72,8 +83,8 @@ struct Few {
       : count(count), barriers(*reinterpret_cast<Barriers*>(swizzled_shared())),
         stages(reinterpret_cast<Stage*>(swizzled_shared() + sizeof(Barriers))) {}
 
-  __device__ __forceinline__ void advance() {
-    if (++stage == count) stage = 0, phase ^= 1;
+  __device__ __forceinline__ void advance(int by = 1) {
+    if ((stage += by) >= count) stage -= count, phase ^= 1;
   }
 
   // By one thread, before all others come.
@@ -85,23 +96,26 @@ struct Few {
     fence_mbarrier_init();
   }
 
-  // By one thread: `steps` stages of K from `k` on, of the rows of W from `row` on. What the stages hold behind the
-  // last row of x, or of the tile, counts for no element of D.
-  __device__ __forceinline__ void load(const FewRows& p, int row, int k, int steps) {
+  // By warp `loader` of those that load: its part of `steps` stages of K from `k` on, of a tile at these rows of W and
+  // of x. What the stages hold behind the last row of x, or of the tile, counts for no element of D.
+  __device__ __forceinline__ void load(const FewRows& p, int loader, int row_of_w, int row_of_x, int k, int steps) {
+    const u32 bytes = (p.height + p.width) * kDepth * 2;
+    advance(loader);
 #pragma unroll 1
-    for (; steps > 0; --steps, k += kDepth, advance()) {
+    for (int step = loader; step < steps; step += kLoaders, advance(kLoaders)) {
       u64* const full = &barriers.full[stage];
       wait(&barriers.empty[stage], phase ^ 1);
-      mbarrier_arrive_expect_tx(full, (p.height + int(p.g.m)) * kDepth * 2);
-      tensor_load(stages[stage].w, &p.w, k, row, full);
-      tensor_load(stages[stage].x, &p.x, k, 0, full);
+      if (!elect()) continue;
+      mbarrier_arrive_expect_tx(full, bytes);
+      tensor_load(stages[stage].w, &p.w, k + step * kDepth, row_of_w, full);
+      tensor_load(stages[stage].x, &p.x, k + step * kDepth, row_of_x, full);
     }
   }
 
   // By the threads that multiply. The products of a stage run while the next one is awaited.
   template <class E>
   __device__ __forceinline__ void multiply(Accumulators<Few>& acc, int block, int steps) {
-    u64* read = nullptr;
+    int read = -1;  // stage whose products run
 #pragma unroll 1
     for (int step = 0; step < steps; ++step, advance()) {
       wait(&barriers.full[stage], phase);
@@ -114,18 +128,17 @@ struct Few {
         wgmma<0, 0>(E(), acc[0], a + k * KMajor::kStep, b + k * KMajor::kStep, step > 0 || k > 0);
       wgmma_commit();
       wgmma_wait<1>();
-      if (read && threadIdx.x % kWarp == 0) mbarrier_arrive(read);
-      read = &barriers.empty[stage];
+      if (read >= 0 && threadIdx.x % kWarp == 0) mbarrier_arrive(&barriers.empty[read]);
+      read = stage;
     }
     wgmma_wait<0>();
     pin<Few>(acc);
   }
 
-  // Where all of them have read all stages, which give their memory.
+  // Behind the stages, whose memory they take.
   __device__ __forceinline__ Sums& sums() const { return *reinterpret_cast<Sums*>(stages); }
   __device__ __forceinline__ void lay_down(const Accumulators<Few>& acc, int block, i64 rows_of_x) {
     const int lane = threadIdx.x % kWarp, low = block * 64 + threadIdx.x / kWarp % 4 * 16 + lane / 4;
-    bar_sync(1, kMultiply);
 #pragma unroll
     for (int j = 0; j < Cols / 8; ++j)
       if (8 * j < rows_of_x)
@@ -133,7 +146,7 @@ struct Few {
         for (int l = 0; l < 4; ++l) sums().of[8 * j + lane % 4 * 2 + l % 2][low + l / 2 * 8] = acc[0][4 * j + l];
   }
 
-  // By the warp that loads, behind its last stage, which is some way from the end: the L2 fetches this CTA's part of C.
+  // By the warps that load, behind the last stage, which is some way from the end: the L2 fetches this CTA's part of C.
   template <class Epilogue>
   __device__ __forceinline__ void fetch_c(const General& g, i64 first, int height, int rank, int log_ctas) const {
     if constexpr (Epilogue::kAdds) {
@@ -142,7 +155,7 @@ struct Few {
       const int top = int(g.m) * rank >> log_ctas, bottom = (int(g.m) * (rank + 1) - 1) >> log_ctas;
       const i64 last = min(first + height, g.n) - 1;
 #pragma unroll 1
-      for (int i = threadIdx.x % kWarp; i < (bottom - top + 1) * kRuns; i += kWarp)
+      for (int i = threadIdx.x - kMultiply; i < (bottom - top + 1) * kRuns; i += kLoad)
         prefetch_l2(static_cast<const T*>(g.c) + (top + i / kRuns) * g.c_pitch + min(first + i % kRuns * kRun, last));
     }
   }

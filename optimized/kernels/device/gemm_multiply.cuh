@@ -34,7 +34,7 @@ __device__ __forceinline__ void multiply(Accumulators<T>& acc, Shared& s, Place<
   using A = typename Operands::A;
   using B = typename Operands::B;
   const int first_block = T::kTogether > 1 ? turn.consumer * T::kBlocks : 0;
-  u64* read = nullptr;
+  int read = -1;  // stage whose products run
   turn.await();
 #pragma unroll 1
   for (int step = 0; step < steps; ++step, place.advance()) {
@@ -51,12 +51,12 @@ __device__ __forceinline__ void multiply(Accumulators<T>& acc, Shared& s, Place<
                                     step > 0 || k > 0);
     wgmma_commit();
     wgmma_wait<1>();
-    if (read) release(read);
-    read = &s.empty[place.stage];
+    if (read >= 0) release(&s.empty[read]);
+    read = place.stage;
   }
   for (int i = 0; i < residuals; ++i, place.advance()) wait(&s.full[place.stage], place.phase);
   turn.pass_on();
   wgmma_wait<0>();
   pin<T>(acc);
-  release(read);
+  release(&s.empty[read]);
 }

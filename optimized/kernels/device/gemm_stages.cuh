@@ -6,13 +6,18 @@
 constexpr int kWarpgroup = 128;
 constexpr int kDepth = 64;  // elements of K in a stage: 128 bytes
 
+// Warps that fill the stages by turns: one alone takes longer to issue the loads of a small stage than they take to
+// arrive. Each walks in step and a thread that it elects issues, because what the copy engine is told then stays in
+// uniform registers, to which a thread on its own would bring it for every load.
+constexpr int kLoaders = 2;
+
 // Where a walk round the stages stands.
 template <int Stages>
 struct Place {
   int stage = 0;
   u32 phase = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == Stages) stage = 0, phase ^= 1;
+  __device__ __forceinline__ void advance(int steps = 1) {  // at most Stages
+    if ((stage += steps) >= Stages) stage -= Stages, phase ^= 1;
   }
   __device__ __forceinline__ void skip(int steps) {
     stage += steps;

@@ -24,20 +24,24 @@ __device__ __forceinline__ float2 unpack(u32 pair, f16) {
 // Where the copy engine expects 16 bytes of a row of 64.
 __device__ __forceinline__ int at(int row, int unit) { return row * 64 + ((unit ^ (row >> 1 & 3)) << 4); }
 
-// Of 2-byte elements. Visits the two runs of 16 columns with the place of this lane's part.
-template <class E>
+// The same of a row of 128.
+__device__ __forceinline__ int across_at(int row, int unit) { return row * 128 + ((unit ^ (row & 7)) << 4); }
+
+// Of 2-byte elements: 64 rows of 32 columns, or of 32 rows of D where the tile lies across.
+template <class E, bool Across>
 struct Chunk {
   static constexpr int kCols = 32;
   static constexpr u32 kMinusZeros = 0x80008000;
 
+  // Visits the two runs of 16 columns with the place of this lane's part.
   template <class Visit>
   static __device__ __forceinline__ void visit(Visit visit) {
-    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4;
-    const int row = warp * 16 + (lane / 8 & 1) * 8 + lane % 8;
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp % 4, low = lane / 8 & 1, high = lane / 16;
 #pragma unroll
-    for (int run = 0; run < 2; ++run) {
-      visit(at(row, 2 * run + lane / 16), run);
-    }
+    for (int run = 0; run < 2; ++run)
+      visit(Across ? across_at(run * 16 + high * 8 + lane % 8, 2 * warp + low)
+                   : at(warp * 16 + low * 8 + lane % 8, 2 * run + high),
+            run);
   }
 
   // With one rounding. A sum with -0 is the other summand.
@@ -45,20 +49,20 @@ struct Chunk {
   static __device__ __forceinline__ void store(char* chunk, const float* acc, float scale, const char* c) {
     visit([&](int place, int run) {
       u32 pairs[4] = {kMinusZeros, kMinusZeros, kMinusZeros, kMinusZeros};
-      if (MayAdd && c) load_matrices(c + place, pairs);
+      if (MayAdd && c) load_matrices<Across>(c + place, pairs);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float2 more = MayAdd ? unpack(pairs[i], E()) : make_float2(-0.f, -0.f);
         pairs[i] = pack(fmaf(acc[8 * run + 2 * i], scale, more.x), fmaf(acc[8 * run + 2 * i + 1], scale, more.y), E());
       }
-      store_matrices(chunk + place, pairs);
+      store_matrices<Across>(chunk + place, pairs);
     });
   }
 };
 
 // Of floats: 16 columns, so that it is as large.
 template <>
-struct Chunk<f32> {
+struct Chunk<f32, false> {
   static constexpr int kCols = 16;
 
   template <bool>
@@ -75,13 +79,20 @@ struct Chunk<f32> {
 
 // What a kernel can do with the sums; less is less code to fetch at the start of a launch.
 struct Stores {
-  static constexpr bool kAddsC = false, kFloats = false;
+  static constexpr bool kAddsC = false, kFloats = false, kAcross = false;
 };
 struct ScaleAdds {  // the product, or the only one, whose items say so
-  static constexpr bool kAddsC = true, kFloats = false;
+  static constexpr bool kAddsC = true, kFloats = false, kAcross = false;
 };
 struct Floats {  // of the second product, or the only one
-  static constexpr bool kAddsC = false, kFloats = true;
+  static constexpr bool kAddsC = false, kFloats = true, kAcross = false;
+};
+// Where A are the rows of W and B those of x: rows of a tile are columns of D and C.
+struct StoresAcross {
+  static constexpr bool kAddsC = false, kFloats = false, kAcross = true;
+};
+struct ScaleAddsAcross {
+  static constexpr bool kAddsC = true, kFloats = false, kAcross = true;
 };
 
 // One consumer's way from sums to memory. A slot is one group of the leader's stores, so that it is free when at most
@@ -93,6 +104,7 @@ struct Epilogue {
   static constexpr bool kInStages = Results::kAddsC && T::kTurns == 1;
   static constexpr bool kInSlots = Results::kAddsC && T::kTurns > 1;
   static_assert(!kInSlots || Way::kProducts == 1 && T::kTileChunks >= T::kSlots * kSlotChunks, "C of this item");
+  static_assert(!kInSlots || T::kSlots > 1 || T::kTileChunks == kSlotChunks, "C is fetched one slot ahead");
   static_assert(!kInStages || T::kResidualStages < T::kStages, "the last stage is held until all of C is there");
 
   const Gemm& g;
@@ -116,15 +128,15 @@ struct Epilogue {
   // C for a slot that is free. Chunks beyond the item's are those of the next one.
   __device__ __forceinline__ void fetch(const Item& item, const Walk& next, int chunk, int to) {
     const Item wanted = chunk < T::kTileChunks ? item : next.item();
-    if (!wanted.steps()) return;
+    if (!wanted.steps) return;
     const Corner<T> corner(wanted);
     u64* arrived = &s.arrived[consumer][to];
     mbarrier_arrive_expect_tx(arrived, kSlotChunks * kChunkBytes);
 #pragma unroll
     for (int i = 0; i < kSlotChunks; ++i) {
       const int one = (chunk + i) % T::kTileChunks;
-      tensor_load(s.staging[consumer][to] + i * kChunkBytes, &g.products[0].c, corner.col + Chunks<T>::x(one),
-                  corner.row + Chunks<T>::y(one), arrived);
+      const int2 at = placed<Results::kAcross>(corner.col + Chunks<T>::x(one), corner.row + Chunks<T>::y(one));
+      tensor_load(s.staging[consumer][to] + i * kChunkBytes, &g.products[0].c, at.x, at.y, arrived);
     }
   }
   __device__ __forceinline__ void begin(const Walk& walk) {
@@ -147,13 +159,14 @@ struct Epilogue {
   template <class Type>
   __device__ __forceinline__ void store(const Accumulators<T>& acc, float scale, const Item& item,
                                         Place<T::kStages> residual, const Walk& next) {
-    using Places = Chunks<T, Chunk<Type>::kCols>;
+    using Piece = Chunk<Type, Results::kAcross>;
+    using Places = Chunks<T, Piece::kCols>;
     constexpr int kCount = T::kBlocks * Places::kAcross;
     static_assert(kCount % kSlotChunks == 0);
     const TensorMap& d = g.products[item.second()].d;
     const Corner<T> corner(item);
     const int first_row = T::kTogether > 1 ? consumer * T::kBlocks * kChunkRows : 0;
-    const int top = corner.row + first_row + item.part() * g.part_rows;
+    const int top = corner.row + first_row;
 #pragma unroll
     for (int chunk = 0; chunk < kCount; chunk += kSlotChunks) {
       char* const to = s.staging[consumer][slot];
@@ -163,18 +176,18 @@ struct Epilogue {
         const char* c = kInSlots ? to + i * kChunkBytes : nullptr;
         if (residual_stages(item)) c = residual_chunk(residual, first_chunk() + chunk + i);
         const float* sums = &acc[(chunk + i) / Places::kAcross][Places::x(chunk + i) / 2];
-        Chunk<Type>::template store<Results::kAddsC>(to + i * kChunkBytes, sums, scale, c);
+        Piece::template store<Results::kAddsC>(to + i * kChunkBytes, sums, scale, c);
       }
       fence_async_proxy();
       meet();
       if (leads) {
 #pragma unroll
         for (int i = 0; i < kSlotChunks; ++i) {
-          const int x = corner.col + Places::x(chunk + i), y = top + Places::y(chunk + i);
+          const int2 at = placed<Results::kAcross>(corner.col + Places::x(chunk + i), top + Places::y(chunk + i));
           if (Results::kFloats && item.result() == Item::kAddsFloats)
-            tensor_add(&d, to + i * kChunkBytes, x, y);
+            tensor_add(&d, to + i * kChunkBytes, at.x, at.y);
           else
-            tensor_store(&d, to + i * kChunkBytes, x, y);
+            tensor_store(&d, to + i * kChunkBytes, at.x, at.y);
         }
         bulk_commit();
         if (kInSlots && chunk > 0) {
