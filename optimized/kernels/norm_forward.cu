@@ -14,7 +14,7 @@ __global__ __launch_bounds__(Threads, Ctas) void norm_forward(const __grid_const
   __shared__ typename Scope::Shared shared;
   __shared__ typename Output::Shared of_output;
   Scope scope(shared, a.row_threads);
-  const HeldRows<Norm, X, Gamma, N, V, Scope, Fill> rows(scope, a.cols);
+  const HeldRows<Norm, X, Gamma, N, V, Scope, Fill, Threads> rows(scope, a.cols);
   wait_for_grids_in_front();
   let_grid_behind_come();
   Output output(a);

@@ -1,4 +1,4 @@
-#include "device/norm_rows.cuh"
+#include "device/norm_walked.cuh"
 #include "device/ptx/dependency.cuh"
 
 // Rows too wide for the other kernels, of any width: a CTA walks along its row once for each sum and once for the

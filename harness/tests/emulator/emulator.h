@@ -1,4 +1,5 @@
-// CUDA C++ as a C++ compiler takes it: a CTA of 256 threads is 256 contexts that take turns at barriers.
+// CUDA C++ as a C++ compiler takes it: a CTA of 256 threads, or of THREADS, is as many contexts that take turns at
+// barriers.
 #pragma once
 #include <ucontext.h>
 
@@ -23,10 +24,13 @@
 using std::max;
 using std::min;
 
-constexpr int kContexts = 256;
+#ifndef THREADS
+#define THREADS 256
+#endif
+constexpr int kContexts = THREADS;
 struct Dimensions { unsigned x; };
 inline int current = 0;
-inline Dimensions blockIdx, gridDim;
+inline Dimensions blockIdx, gridDim, blockDim{kContexts};
 struct ThreadIndex {
   struct { operator unsigned() const { return current; } } x;
 };

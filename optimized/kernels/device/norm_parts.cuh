@@ -1,5 +1,6 @@
 #pragma once
 #include "device/norm_output.cuh"
+#include "device/norm_walked.cuh"
 #include "device/strip.cuh"
 #include "device/tile.cuh"
 
@@ -124,7 +125,7 @@ struct Held {
   template <class Output>
   static __device__ __forceinline__ void walk(const Forward& a, Shared& shared, Output& output) {
     Scope scope(shared, a.row_threads);
-    HeldRows<Norm, X, Gamma, N, V, Scope, Fill, false>(scope, a.cols).walk(a, scope, output);
+    HeldRows<Norm, X, Gamma, N, V, Scope, Fill, kThreads, false>(scope, a.cols).walk(a, scope, output);
   }
 };
 template <class Norm, class X, class Gamma, int N>

@@ -1,5 +1,6 @@
 #pragma once
-#include "device/norm.cuh"
+#include "device/norm_moments.cuh"
+#include "device/ptx/registers.cuh"
 
 // How rows of X are added up: y of a float32 row keeps all digits, and shows whether sums were rounded as the
 // reference's.
@@ -9,6 +10,21 @@ template <>
 struct Adding<float> { using type = Twofold; };
 template <class X>
 using AddOf = typename Adding<X>::type;
+
+// As kept() of each word.
+template <class T, int N>
+__device__ __forceinline__ Vec<T, N> kept_vector(Vec<T, N> v) {
+  if constexpr (sizeof(v) == 2) {
+    auto& half = reinterpret_cast<unsigned short&>(v.lane[0]);
+    half = kept(u32(half));
+  }
+#pragma unroll
+  for (int i = 0; i < int(sizeof(v) / 4); ++i) {
+    u32& word = reinterpret_cast<u32*>(v.lane)[i];
+    word = kept(word);
+  }
+  return v;
+}
 
 // What a thread has of a row, less what was taken off, as float32: widened once, or, where registers do not hold that,
 // at each use.
@@ -21,6 +37,13 @@ struct Values {
     for (int v = 0; v < V; ++v)
       if (v < vectors) value[v] = widen(x[v]);
   }
+  // Not to be worked out again where it is used.
+  __device__ __forceinline__ void keep() {
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+#pragma unroll
+      for (int i = 0; i < N; ++i) value[v][i] = kept(value[v][i]);
+  }
   __device__ __forceinline__ void take_off(float mu) {
 #pragma unroll
     for (int v = 0; v < V; ++v) value[v] = less(value[v], mu);
@@ -29,27 +52,36 @@ struct Values {
 };
 template <class X, int N, int V>
 struct Values<X, N, V, false> {
-  const Vec<X, N> (&x)[V];
+  Vec<X, N> (&x)[V];
   float off = 0.f;
 
-  __device__ __forceinline__ Values(const Vec<X, N> (&x)[V], int) : x(x) {}
+  __device__ __forceinline__ Values(Vec<X, N> (&x)[V], int) : x(x) {}
+  __device__ __forceinline__ void keep() {
+    if constexpr (N * V > 32 || N < 4)  // or widened ones would be kept as well
+#pragma unroll
+      for (int v = 0; v < V; ++v) x[v] = kept_vector(x[v]);
+  }
   __device__ __forceinline__ void take_off(float mu) { off = mu; }
   __device__ __forceinline__ Floats<N> operator[](int v) const { return less(widen_singly(x[v]), off); }
 };
 
 // Sum over the row, of elements X, of term(value), in every thread of the row.
-template <int V, class X, class Row, class Scope, class Term>
+template <int V, class X, int Chains = 2, class Row, class Scope, class Term>
 __device__ __forceinline__ float row_sum(Scope& scope, const Row& row, int vectors, Term term) {
   using Add = AddOf<X>;
-  float chains[2][Add::kFloats] = {};  // two: half the latency
+  float chains[Chains][Add::kFloats] = {};  // more than one: less latency and error
 #pragma unroll
   for (int v = 0; v < V; ++v)
     if (v < vectors) {
       const auto x = row[v];
 #pragma unroll
-      for (int i = 0; i < int(sizeof(x) / sizeof(float)); ++i) Add::take(chains[i % 2], term, x[i]);
+      for (int i = 0; i < int(sizeof(x) / sizeof(float)); ++i) Add::take(chains[i % Chains], term, x[i]);
     }
   Add::add(chains[0], chains[1]);
+  if constexpr (Chains == 4) {
+    Add::add(chains[2], chains[3]);
+    Add::add(chains[0], chains[2]);
+  }
   scope.template sum<Add>(chains[0]);
   return Add::total(chains[0]);
 }
@@ -61,7 +93,11 @@ __device__ __forceinline__ Floats<N> normed(const Forward& a, i64 column, const 
   using P = typename Gamma::type;
   const Floats<N> g = widen(load<P, N>(a.gamma, column));
   Floats<N> y, b = Floats<N>::filled(-0.f);  // -0 adds nothing, +0 would turn -0 into +0
-  if (Norm::kCentered && a.beta) b = widen(load<P, N>(a.beta, column));
+  if constexpr (Norm::kCentered) {
+    Vec<P, N> beta = negative_zeros<P, N>();
+    if (a.beta) beta = load<P, N>(a.beta, column);
+    b = widen(beta);
+  }
 #pragma unroll
   for (int i = 0; i < N; ++i) y[i] = gained<X>(d[i] * r, Gamma::gain(g[i]), b[i]);
   return y;
@@ -81,10 +117,13 @@ struct KeptRows {
   }
 };
 
-// The rows of a grid's threads, each read once and held in registers: V vectors of N elements a thread.
-template <class Norm, class X, class Gamma, int N, int V, class Scope, class Fill,
+// The rows of a grid's threads, up to `Threads` a row, each read once and held in registers: V vectors of N elements a
+// thread.
+template <class Norm, class X, class Gamma, int N, int V, class Scope, class Fill, int Threads,
           bool Widened = Fill::kWhole && N * V <= 32>
 struct HeldRows {
+  static constexpr bool kByParts = Norm::kCentered && sizeof(X) == 2 && !Scope::kCluster;
+  static constexpr int kWarps = Scope::warps(Threads);
   const Span<Scope, N> span;
   const Share<Scope, Fill, V> share;
   const Slots<Scope> slots;
@@ -98,12 +137,35 @@ struct HeldRows {
     return top < a.rows ? int((a.rows - 1 - top) / slots.count) + 1 : 0;
   }
 
+  // Takes the mean off what a thread has of a row of 16-bit elements.
+  template <class Row>
+  __device__ __forceinline__ Moments moments_of_row(const Forward& a, Scope& scope, Row& d, int vectors) const {
+    using Sizes = Runs<X, Fill, N * V * Scope::kStep, kWarps>;
+    const auto sum_of = [&](auto& lanes, auto term) {
+      d.keep();
+      return row_sum<V, X, 4>(lanes, d, vectors, term);
+    };
+    Moments moments;
+    if constexpr (kWarps > 1) {
+      moments = moments_of<X>(scope, Sizes{a.cols}, a.inverse_cols, sum_of);
+      d.take_off(moments.mean);
+    } else {
+      const float sum = sum_of(scope, [](float x, float s) { return fmaf(x, kShrink<X>, s); });
+      const Size size = {float(a.cols), a.inverse_cols * (1.f / kShrink<X>)};
+      d.take_off(moments.mean = Center<X, Sizes::kEven>(sum, size).mean);
+      moments.square = sum_of(scope, [](float d, float s) { return fmaf(d, d, s); });
+      moments.parts = nullptr;
+    }
+    return moments;
+  }
+
   // Writes the statistics of each row and gives y to `output`: put(row, column, y, here), by all lanes where it is
   // `kTogether`, else by those that are `here`.
   template <class Output, class Kept = KeptNowhere>
   __device__ __forceinline__ void walk(const Forward& a, Scope& scope, Output& output, const Kept& kept = {}) const {
     const auto column = [&](int v) { return span.first + (share.first + v * share.kStep) * N; };
     const int neighbour = Scope::kRowsPerWarp == 1 ? 0 : scope.slot() % Scope::kRowsPerWarp;
+    if constexpr (kByParts) __builtin_assume(share.first >= 0);  // so that columns are divided by shifts alone
     int place = 0;  // of the next row that is kept, below 0 before the first
     if constexpr (Kept::kKeeps) place = min(0, kept.places - number(a, scope));
     for (i64 row = slots.first; row - neighbour < a.rows; row += slots.count) {
@@ -119,17 +181,23 @@ struct HeldRows {
           if (v < vectors && place >= 0) Kept::at(place, v) = x[v];
         ++place;
       }
-      float mu = 0.f;
-      if constexpr (Norm::kCentered) mu = valid ? float(load<X, 1>(a.x, row * a.x_pitch).lane[0]) : 0.f;
+      float mu = 0.f, square;
+      if constexpr (Norm::kCentered && !kByParts) mu = valid ? float(load<X, 1>(a.x, row * a.x_pitch).lane[0]) : 0.f;
       scope.open();
 
       Values<X, N, V, Widened> d(x, vectors);
-      if constexpr (Norm::kCentered) {
-        const float sum = row_sum<V, X>(scope, d, vectors, [mu](float x, float s) { return s + (x - mu); });
-        mu = mean_of(sum, a.inverse_cols, mu);
-        d.take_off(mu);
+      Moments moments = {};
+      if constexpr (kByParts) {
+        moments = moments_of_row(a, scope, d, vectors);
+        mu = moments.mean, square = moments.square;
+      } else {
+        if constexpr (Norm::kCentered) {
+          const float sum = row_sum<V, X>(scope, d, vectors, [mu](float x, float s) { return s + (x - mu); });
+          mu = mean_of(sum, a.inverse_cols, mu);
+          d.take_off(mu);
+        }
+        square = row_sum<V, X>(scope, d, vectors, [](float d, float s) { return fmaf(d, d, s); });
       }
-      const float square = row_sum<V, X>(scope, d, vectors, [](float d, float s) { return fmaf(d, d, s); });
       const float r = rsigma_of(square, a.inverse_cols, a.eps);
 
       if constexpr (Output::kTakesY)
@@ -143,6 +211,8 @@ struct HeldRows {
         }
       if (scope.lane() == 0 && span.reports() && valid) {
         a.rsigma[row] = r;
+        if constexpr (kByParts)
+          if (isnan(r)) mu = mean_of_any(moments, scope.size() / kWarp, load<X, 1>(a.x, row * a.x_pitch).lane[0]);
         if (Norm::kCentered) a.mu[row] = mu;
       }
     }
@@ -173,25 +243,6 @@ struct HeldRows {
   }
 };
 
-// Sum over a row of what take(vector index, sum) adds of a vector to a sum of zero, in every of the CTA's threads.
-template <int Threads, class Add, class Take>
-__device__ __forceinline__ float walked_sum(Group& scope, int vectors, Take take) {
-  float chains[4][Add::kFloats] = {};  // a quarter of the additions each: less error and latency
-  for (int first = threadIdx.x; first < vectors; first += 4 * Threads)
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (first + i * Threads < vectors) {
-        float of[Add::kFloats] = {};
-        take(first + i * Threads, of);
-        Add::add(chains[i], of);
-      }
-  Add::add(chains[0], chains[1]);
-  Add::add(chains[2], chains[3]);
-  Add::add(chains[0], chains[2]);
-  scope.template sum<Add>(chains[0]);
-  return Add::total(chains[0]);
-}
-
 struct Statistics {
   float mu, rsigma;
 };
@@ -206,37 +257,6 @@ __device__ __forceinline__ Statistics statistics_of(const Forward& a, const X* x
   const float square = sum_of(mu, [](float d, float s) { return fmaf(d, d, s); });
   return {mu, rsigma_of(square, a.inverse_cols, a.eps)};
 }
-
-// Rows of any width: a CTA of `Threads` walks along its row once for each sum and once for the result, and finds it in
-// the L1 or L2 after the first time.
-template <class Norm, class X, class Gamma, int N, int Threads>
-struct WalkedRows {
-  using Add = AddOf<X>;
-
-  // As that of HeldRows.
-  template <class Output>
-  static __device__ __forceinline__ void walk(const Forward& a, Group& scope, Output& output) {
-    const int vectors = a.cols / N;
-    for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
-      const X* const x = static_cast<const X*>(a.x) + row * a.x_pitch;
-      const auto sum_of = [&](float mu, auto term) {
-        return walked_sum<Threads, Add>(scope, vectors, [&](int v, float (&sum)[Add::kFloats]) {
-          for (const float value : widen(load<X, N>(x, i64(v) * N)).lane) Add::take(sum, term, value - mu);
-        });
-      };
-      const auto [mu, r] = statistics_of<Norm>(a, x, sum_of);
-
-      if constexpr (Output::kTakesY)
-        for (int v = threadIdx.x; v < vectors; v += Threads)
-          output.put(a, row, i64(v) * N,
-                     normed<Norm, X, Gamma>(a, i64(v) * N, less(widen(load<X, N>(x, i64(v) * N)), mu), r), true);
-      if (threadIdx.x == 0) {
-        a.rsigma[row] = r;
-        if (Norm::kCentered) a.mu[row] = mu;
-      }
-    }
-  }
-};
 
 // `store` in units of 16 or 8 bytes, which the compiler does not take apart.
 template <class T, int N>

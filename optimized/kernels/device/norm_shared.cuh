@@ -8,6 +8,8 @@
 template <class Norm, class X, class Gamma, int N, int Threads>
 struct SharedRows {
   static constexpr int kStep = Threads * N;
+  static constexpr bool kByParts = Norm::kCentered && sizeof(X) == 2;
+  static constexpr int kChains = kByParts ? 8 : 4;  // of additions in a thread: less error and latency
 
   // In shared memory: `row` and the barrier that its arrival completes.
   X* const row;
@@ -37,21 +39,33 @@ struct SharedRows {
     for (i64 index = blockIdx.x; index < a.rows; index += gridDim.x) {
       wait(full, phase);
       phase ^= 1;
-      const auto sum_of = [&](float mu, auto term) {
-        float chains[4][Add::kFloats] = {};
+      const auto sum_of = [&](auto& scope, auto term) {
+        float chains[kChains][Add::kFloats] = {};
 #pragma unroll 4
         for (int column = threadIdx.x * N; column < a.cols; column += kStep) {
           const Floats<N> x = widen(at(column));
 #pragma unroll
-          for (int i = 0; i < N; ++i) Add::take(chains[i % 4], term, x[i] - mu);
+          for (int i = 0; i < N; ++i) Add::take(chains[i % kChains], term, x[i]);
         }
-        Add::add(chains[0], chains[1]);
-        Add::add(chains[2], chains[3]);
-        Add::add(chains[0], chains[2]);
+#pragma unroll
+        for (int i = 1; i < kChains; i *= 2)
+#pragma unroll
+          for (int j = 0; j < kChains; j += 2 * i) Add::add(chains[j], chains[j + i]);
         scope.template sum<Add>(chains[0]);
         return Add::total(chains[0]);
       };
-      const auto [mu, r] = statistics_of<Norm>(a, row, sum_of);
+      const auto sum_about = [&](float mu, auto term) {
+        return sum_of(scope, [=](float x, float s) { return term(x - mu, s); });
+      };
+      Moments moments = {};
+      float mu, r;
+      if constexpr (kByParts) {
+        moments = moments_of<X>(scope, Turns<X, N * kWarp, Threads / kWarp>{a.cols}, a.inverse_cols, sum_of);
+        mu = moments.mean, r = rsigma_of(moments.square, a.inverse_cols, a.eps);
+      } else {
+        const Statistics s = statistics_of<Norm>(a, row, sum_about);
+        mu = s.mu, r = s.rsigma;
+      }
       if constexpr (Output::kTakesY) {
 #pragma unroll 2
         for (int first = 0; first < a.cols; first += kStep) {
@@ -65,6 +79,7 @@ struct SharedRows {
       }
       if (threadIdx.x == 0) {
         a.rsigma[index] = r;
+        if (kByParts && isnan(r)) mu = mean_of_any(moments, Threads / kWarp, row[0]);
         if (Norm::kCentered) a.mu[index] = mu;
       }
       __syncthreads();  // the row's place is free

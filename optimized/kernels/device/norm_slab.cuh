@@ -130,7 +130,7 @@ struct SlabSums {
   }
 };
 
-// The rows of a slab: fetched, and their statistics, each warp's of four rows, worked out as HeldRows does.
+// The rows of a slab: fetched, and their statistics, each warp's of four rows, worked out as WalkedRows does.
 template <class Norm, class X, class Gamma>
 struct SlabRows {
   using P = typename Gamma::type;

@@ -76,6 +76,7 @@ struct Lanes {
   static constexpr int kRowsPerWarp = kWarp / T;
   static constexpr int kStep = T;
   static constexpr bool kCluster = false;
+  static constexpr int warps(int) { return 1; }  // of a row, at most
   struct Shared {};
 
   __device__ __forceinline__ Lanes(Shared&, int) {}
@@ -99,6 +100,7 @@ struct Group {
   static constexpr bool kCluster = false;
   static constexpr int kSums = 2;
   static constexpr int kQuads = 24;  // 32 warps in up to 15 groups, each group's warps rounded up to fours
+  static constexpr int warps(int threads) { return threads / kWarp; }
   struct Shared { float4 partial[2][kSums][kQuads]; };
 
   Shared& shared;
@@ -129,6 +131,14 @@ struct Group {
     bar_sync(1 + slot(), threads);
     Add::add_up(v, quads, [&](int k, int q) { return shared.partial[parity][k][first + q]; });
     parity ^= 1;
+  }
+  // Two values of each warp, which all its lanes have, in the place of a sum of two; at the same price.
+  __device__ __forceinline__ const float2* exchange(float2 pair) {
+    float2* const pairs = reinterpret_cast<float2*>(shared.partial[parity]) + slot() * quads * 4;
+    if (threadIdx.x % kWarp == 0) pairs[lane() / kWarp] = pair;
+    bar_sync(1 + slot(), threads);
+    parity ^= 1;
+    return pairs;
   }
 };
 

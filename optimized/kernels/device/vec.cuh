@@ -54,6 +54,17 @@ __device__ __forceinline__ Vec<f32, N> load_past_l1(const float* p) {
   return v;
 }
 
+template <class T, int N>
+__device__ __forceinline__ Vec<T, N> negative_zeros() {
+  Vec<T, N> v;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if constexpr (sizeof(T) == 4) v.lane[i] = -0.f;
+    else reinterpret_cast<unsigned short&>(v.lane[i]) = 0x8000;
+  }
+  return v;
+}
+
 // Two neighbours that make a word.
 template <class T>
 __device__ __forceinline__ float2 widen_pair(u32 word);
