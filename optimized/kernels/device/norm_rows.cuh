@@ -57,12 +57,11 @@ struct Values<X, N, V, false> {
 
   __device__ __forceinline__ Values(Vec<X, N> (&x)[V], int) : x(x) {}
   __device__ __forceinline__ void keep() {
-    if constexpr (N * V > 32 || N < 4)  // or widened ones would be kept as well
 #pragma unroll
-      for (int v = 0; v < V; ++v) x[v] = kept_vector(x[v]);
+    for (int v = 0; v < V; ++v) x[v] = kept_vector(x[v]);
   }
   __device__ __forceinline__ void take_off(float mu) { off = mu; }
-  __device__ __forceinline__ Floats<N> operator[](int v) const { return less(widen_singly(x[v]), off); }
+  __device__ __forceinline__ Floats<N> operator[](int v) const { return less(widen(x[v]), off); }
 };
 
 // Sum over the row, of elements X, of term(value), in every thread of the row.
