@@ -79,8 +79,10 @@ def by_rows(problem: Problem, code: str, chip: Chip, sm_margin: int = 0) -> Plan
     twice, the second time as far as possible in shared memory. None where the registers of a CTA do not hold a row, or
     such CTAs leave threads of an SM idle."""
     m = plans.forward_map(problem, replace(chip, clusters=()))
-    threads = CURRENT_THREADS[problem.norm, SIZES[problem.x]]
-    if m is None or threads % m.limit:
+    if m is None:
+        return None
+    threads = min(CURRENT_THREADS[problem.norm, SIZES[problem.x]], plans.FORWARD_THREADS[m.rows.elements])
+    if threads % m.limit:
         return None
     ctas = threads // m.limit
     grid = max(1, min(ctas * max(1, chip.sms - sm_margin), -(-problem.rows // m.slots)))

@@ -5,13 +5,16 @@ the number of rows, so that a row's result does not depend on its neighbours.
 """
 
 from dataclasses import dataclass
+from functools import partial
+
+from optimized.row_map import RowMap, few_lanes, round_up, row_map
 
 TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 SIZES = {"bf16": 2, "f16": 2, "f32": 4}
 
 # Threads that the registers of one SM carry, by elements of a row in one thread: of all resident CTAs in forward, of
-# the one CTA in backward. Checked by compiling without spills.
-FORWARD_THREADS = {8: 1280, 16: 1280, 24: 1024, 32: 1024}
+# the one CTA in backward. Checked by compiling without spills; more than 32 elements where a warp has a row.
+FORWARD_THREADS = {8: 1280, 16: 1280, 24: 1024, 32: 1024, 40: 768, 48: 768}
 BACKWARD_THREADS = {
     "RmsNorm": {8: 768, 16: 640, 24: 512, 32: 512},
     "RmsNormAdd": {8: 768, 16: 640, 24: 512, 32: 512},
@@ -44,6 +47,11 @@ class Chip:
     def is_hopper_or_later(self) -> bool:
         """Bulk copies, clusters and programmatic launch came with compute capability 9.0."""
         return int(self.arch.removeprefix("sm_").rstrip("af")) >= 90
+
+    @property
+    def cluster_sizes(self) -> tuple[int, ...]:
+        """CTAs in a cluster."""
+        return tuple(size for size, _ in self.clusters)
 
 
 H200 = Chip("sm_90a", 132, 232_448, ((2, 66), (4, 30), (8, 15)))
@@ -98,29 +106,6 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class RowMap:
-    """How a row is laid over threads: `slab` columns a CTA of the cluster, `elements` a thread; `slots` rows an SM."""
-
-    elements: int
-    threads: int
-    slots: int
-    cluster: int
-    slab: int
-
-    @property
-    def scope(self) -> str:
-        """The policy type of the kernels that adds up a row."""
-        if self.cluster > 1:
-            return "Cluster"
-        return f"Lanes<{self.threads}>" if self.threads <= 32 else "Group"
-
-    def fill(self, problem: Problem) -> str:
-        """The policy type that says whether threads are left idle; unrolled short vectors would cost registers."""
-        whole = problem.cols == self.cluster * self.threads * self.elements and problem.vector >= 4
-        return "Whole" if whole else "Ragged"
-
-
-@dataclass(frozen=True)
 class ForwardMap:
     """How rows lie over CTAs in forward: `types` are the kernels' first template arguments, the last of which, `limit`,
     is the most threads of a CTA; `slots` rows in a CTA of `block` threads."""
@@ -139,14 +124,16 @@ def forward_map(problem: Problem, chip: Chip) -> ForwardMap | None:
         fits = threads <= MAX_THREADS and (elements < 32 or problem.vector >= 4)  # many short vectors would spill
         return FORWARD_THREADS[elements] // threads if fits else 0
 
-    rows = _row_map(problem.cols, chip, FORWARD_THREADS, slots_of, lambda m: (-m.elements * m.threads, m.elements))
+    rows = row_map(problem.cols, chip.cluster_sizes, FORWARD_THREADS, slots_of,
+                   lambda m: (-m.elements * m.threads, m.elements))
     if rows is None:
         return None
+    rows = few_lanes(problem.cols, problem.vector, rows, FORWARD_THREADS, slots_of) or rows
     scope = "Block" if rows.scope == "Group" else rows.scope
     slots = max(1, 128 // rows.threads) if rows.threads <= 32 else 1
     limit = next(size for size in (128, 256, 512, 1024) if size >= slots * rows.threads)
     types = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}, {rows.elements // problem.vector}"
-    types += f", {scope}, {rows.fill(problem)}, {limit}"
+    types += f", {scope}, {rows.fill(problem.cols, problem.vector)}, {limit}"
     return ForwardMap(types, scope, rows, slots, slots * rows.threads, limit)
 
 
@@ -196,76 +183,74 @@ def _from_shared(problem: Problem, chip: Chip, output: str, threads: int, sm_mar
 
 def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     """The plan of layernorm_bwd, rmsnorm_bwd or rmsnorm_bwd_add: one CTA an SM stays and walks down the rows."""
-    ring = problem.bulk and chip.is_hopper_or_later and problem.cols > 128
-    limits = BACKWARD_THREADS[problem.norm] if ring else BACKWARD_DIRECT_THREADS
-    planes = 2 if problem.norm == "LayerNorm" else 1
-    column = SIZES[problem.x] + SIZES[problem.dz] + (SIZES[problem.add] if problem.add else 0)
-    budget = chip.shared_bytes - STATIC_SHARED_BYTES
-
-    def gamma(slab):
-        return round_up(4 * slab, 128)
-
-    def slots_of(threads, elements, slab):
-        needed = max(2 * column if ring else 0, 4 * planes)  # two stages, and later the sums of each slot
-        most = MAX_WARP_SLOTS if threads == 32 else MAX_GROUP_SLOTS if threads > 32 else limits[elements]
-        return min(limits[elements] // threads, most, (budget - gamma(slab)) // (needed * slab))
-
-    rows = _row_map(problem.cols, chip, limits, slots_of, lambda m: -m.elements)
+    m = _backward_map(problem, chip)
     types = f"{problem.norm}, {problem.x}, {problem.dz}, {problem.gamma}, {problem.vector}"
-    if rows is None:
+    if m is None:
         return _wide("norm_backward_wide", types, 4 * at_once(chip, 1, sm_margin))
-    stage = rows.slab * column
-    most = (budget - gamma(rows.slab)) // (rows.slots * stage)
-    stages = min(most, MAX_STAGES, max(2, 1 + -(-IN_FLIGHT_BYTES // (rows.slots * stage)))) if ring else 0
+    rows, planes, gamma = m.rows, m.planes, _gamma_bytes(m.rows.slab)
+    stage = rows.slab * m.column_bytes
+    most = (chip.shared_bytes - STATIC_SHARED_BYTES - gamma) // (rows.slots * stage)
+    stages = min(most, MAX_STAGES, max(2, 1 + -(-IN_FLIGHT_BYTES // (rows.slots * stage)))) if m.ring else 0
     warps = rows.slots * rows.threads // 32 * rows.cluster
     helpful = -(-planes * problem.cols // (warps * STRIP * min(4, problem.vector)))  # each warp has columns to add up
     busy = max(1, -(-problem.rows // rows.slots))  # that have rows, and so partial sums
     groups = min(at_once(chip, rows.cluster, sm_margin), max(helpful, busy))
-    source, vectors = "Ringed" if ring else "Direct", rows.elements // problem.vector
+    source, vectors = "Ringed" if m.ring else "Direct", rows.elements // problem.vector
     return Plan(
-        "norm_backward.cu", f"norm_backward<{types}, {vectors}, {rows.scope}, {source}, {limits[rows.elements]}>",
+        "norm_backward.cu", f"norm_backward<{types}, {vectors}, {rows.scope}, {source}, {m.limit}>",
         f"{rows.scope} {source}", groups * rows.cluster, rows.slots * rows.threads, rows.cluster, rows.threads,
-        stages, stage, gamma(rows.slab), gamma(rows.slab) + rows.slots * max(stages * stage, 4 * planes * rows.slab),
+        stages, stage, gamma, gamma + rows.slots * max(stages * stage, 4 * planes * rows.slab),
         workspace_bytes=4 * planes * min(groups, busy) * problem.cols, cooperative=True,
         programmatic=chip.is_hopper_or_later,
     )
+
+
+@dataclass(frozen=True)
+class BackwardMap:
+    """How rows lie over an SM in backward: through a `ring` or not; `planes` sums a column; bytes of a column of all
+    operands; `limit`, the most threads of a CTA."""
+
+    rows: RowMap
+    ring: bool
+    planes: int
+    column_bytes: int
+    limit: int
+
+
+def _backward_map(problem: Problem, chip: Chip) -> BackwardMap | None:
+    """None where registers and shared memory do not hold a row."""
+    planes, bulk = 2 if problem.norm == "LayerNorm" else 1, problem.bulk and chip.is_hopper_or_later
+    column = SIZES[problem.x] + SIZES[problem.dz] + (SIZES[problem.add] if problem.add else 0)
+
+    def limits(ring):
+        return BACKWARD_THREADS[problem.norm] if ring else BACKWARD_DIRECT_THREADS
+
+    def slots_of(ring, threads, elements, slab):
+        needed = max(2 * column if ring else 0, 4 * planes)  # two stages, and later the sums of each slot
+        in_warp = max(1, 32 // threads)
+        most = MAX_WARP_SLOTS * in_warp if threads <= 32 else MAX_GROUP_SLOTS
+        free = chip.shared_bytes - STATIC_SHARED_BYTES - _gamma_bytes(slab)
+        return min(limits(ring)[elements] // threads, most, free // (needed * slab)) // in_warp * in_warp
+
+    ring = bulk and problem.cols > 128
+    rows = row_map(problem.cols, chip.cluster_sizes, limits(ring), partial(slots_of, ring), lambda m: -m.elements)
+    if rows is None:
+        return None
+    every = {} if ring else {"most_idle": 0}  # what could have a ring
+    few = bulk and few_lanes(problem.cols, problem.vector, rows, limits(True), partial(slots_of, True), **every)
+    rows, ring = (few, True) if few else (rows, ring)
+    return BackwardMap(rows, ring, planes, column, limits(ring)[rows.elements])
+
+
+def _gamma_bytes(slab: int) -> int:
+    return round_up(4 * slab, 128)
 
 
 def _wide(name: str, types: str, grid: int) -> Plan:
     return Plan("norm_wide.cu", f"{name}<{types}>", "wide", max(1, grid), WIDE_THREADS)
 
 
-def _row_map(cols: int, chip: Chip, limits: dict[int, int], slots_of, preference) -> RowMap | None:
-    """The fewest CTAs a row that can hold it; then the most rows in flight on an SM; then the `preference`.
-
-    `slots_of(threads, elements, slab)` says how many rows fit on an SM at once. None: the row is too wide.
-    """
-    for cluster in (1, *(size for size, _ in chip.clusters)):
-        slab = cols if cluster == 1 else round_up(-(-cols // cluster), 8)
-        maps = []
-        for elements in limits:
-            threads = _row_threads(-(-slab // elements), elements)
-            slots = slots_of(threads, elements, slab)
-            if slots > 0:
-                maps.append(RowMap(elements, threads, slots if cluster == 1 else 1, cluster, slab))
-        if maps:
-            return max(maps, key=lambda m: (m.slots, preference(m)))
-    return None
-
-
-def _row_threads(needed: int, elements: int) -> int:
-    """Threads for a row: whole warps, or 8 or 16 lanes of one for the narrowest rows."""
-    if elements == 8 and needed <= 16:
-        return 8 if needed <= 8 else 16
-    return round_up(needed, 32)
-
-
 def at_once(chip: Chip, cluster: int, sm_margin: int) -> int:
     """Clusters that run at once, one CTA an SM, when `sm_margin` SMs are left to others."""
     most = dict(chip.clusters).get(cluster, chip.sms)
     return max(1, min(most, (chip.sms - sm_margin) // cluster))
-
-
-def round_up(value: int, unit: int) -> int:
-    """The next multiple of `unit`."""
-    return -(-value // unit) * unit

@@ -13,12 +13,12 @@ from optimized.launch import allocator
 
 pytestmark = pytest.mark.gpu
 
-HIDDEN = (8, 16, 24, 32, 64, 96, 128, 136, 256, 264, 512, 640, 1024, 1032, 1536, 3000, 4096, 5120, 7168, 8192,
-          12288, 16384, 16392, 28672, 32768, 40000, 65536, 131_072, 131_080, 300_000)
+HIDDEN = (8, 16, 24, 32, 48, 64, 80, 96, 104, 128, 136, 200, 256, 264, 408, 512, 640, 1024, 1032, 1288, 1536, 3000,
+          4096, 5120, 7168, 8192, 12288, 16384, 16392, 28672, 32768, 40000, 65536, 131_072, 131_080, 300_000)
 ROWS = (1, 7, 300)
 MOST_ELEMENTS = 1 << 24
-ALONE_HIDDEN = (5, 8, 31, 64, 128, 129, 256, 1000, 1023, 1024, 4096, 8192, 16384, 20480, 65536, 131_072,
-                200_000)
+ALONE_HIDDEN = (5, 8, 31, 64, 80, 104, 128, 129, 160, 200, 256, 320, 1000, 1023, 1024, 4096, 8192, 16384, 20480, 65536,
+                131_072, 200_000)
 
 
 def edge():
@@ -127,6 +127,24 @@ def test_pointers_between_vectors(function, skipped):
         return wide[..., skipped:].copy_(each)
 
     assert_right(case, call, run(case, Call(with_tensors(call, moved), {})))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("hidden", (24, 80, 104, 160, 200, 320, 480))
+@pytest.mark.parametrize("rows", (1, 37, 20_011))
+def test_narrow_rows_at_a_distance(function, hidden, rows):
+    """Rows that share a warp, the last of them fewer than it takes: back to back, and with something in between."""
+    case = case_of(function, (rows, hidden))
+    call = made(case)
+
+    def apart(each):
+        if each.shape[-1] != hidden or each.dim() < 2:
+            return each
+        return each.new_full((rows, hidden + 8), float("nan"))[:, :hidden].copy_(each)
+
+    together, spread = run(case, call), run(case, Call(with_tensors(call, apart), {}))
+    assert_right(case, call, together)
+    assert same(together, spread)
 
 
 @pytest.mark.parametrize("weight", DTYPES)

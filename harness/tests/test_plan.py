@@ -86,7 +86,7 @@ def check(plan, problem, chip):
     if plan.variant in ("wide", "Shared"):
         return
     assert plan.block <= threads_allowed(plan) and plan.block % plan.row_threads == 0
-    assert plan.row_threads % 32 == 0 or plan.row_threads in (8, 16)
+    assert plan.row_threads % 32 == 0 or plan.row_threads in (4, 8, 16)
     assert elements(plan) % problem.vector == 0
     slab = -(-problem.cols // plan.cluster)
     assert plan.row_threads * elements(plan) >= (slab if plan.cluster == 1 else -(-slab // 8) * 8)
@@ -146,7 +146,9 @@ def test_ring(problem, chip, sm_margin):
     assert problem.bulk and 2 <= plan.stages <= plans.MAX_STAGES
     assert plan.stage_bytes % 16 == 0
     assert plan.stage_bytes * plan.cluster >= column_bytes(problem) * problem.cols
-    assert slots <= (plans.MAX_WARP_SLOTS if plan.row_threads <= 32 else plans.MAX_GROUP_SLOTS)
+    in_warp = max(1, 32 // plan.row_threads)
+    assert slots % in_warp == 0
+    assert slots // in_warp <= (plans.MAX_WARP_SLOTS if plan.row_threads <= 32 else plans.MAX_GROUP_SLOTS)
 
 
 def column_bytes(problem):
@@ -198,6 +200,43 @@ def test_every_width_has_a_plan(chip, backward):
         else:
             problem = Problem(norm.removesuffix("Add"), 1000, cols, x, x, vector=width)
         check(plan_of(problem, chip), problem, chip)
+
+
+def narrow(cols, norm="RmsNorm", x="bf16", backward=True):
+    """(source of rows, lanes of a row, elements of a lane) of a narrow row, backward or forward."""
+    vector = 16 // SIZES[x]
+    add = x if norm == "RmsNormAdd" else None
+    problem = Problem(norm, 1000, cols, x, x, *((x, add, vector, True) if backward else (None, None, vector)))
+    plan = plan_of(problem, H200)
+    return plan.variant.split()[-1], plan.row_threads, elements(plan)
+
+
+def test_narrow_rows_leave_few_lanes_idle():
+    """Where a power of two fills its lanes, they have it; other sizes have fewer lanes with more each, in backward
+    always through a ring, as 64 and 128 columns have there."""
+    for cols, lanes, each in ((64, 8, 8), (128, 16, 8), (256, 32, 8), (512, 32, 16), (768, 32, 24), (1024, 32, 32)):
+        assert narrow(cols, backward=False)[1:] == (lanes, each)
+        assert cols < 256 or narrow(cols)[1:] == (lanes, each)
+    assert [narrow(cols) for cols in (64, 128)] == [("Ringed", 4, 16), ("Ringed", 4, 32)]
+    few = {80: (4, 24), 104: (4, 32), 160: (8, 24), 200: (8, 32), 320: (16, 24), 408: (16, 32)}
+    for cols, layout in few.items():
+        assert narrow(cols, "LayerNorm", backward=False)[1:] == layout
+        assert all(narrow(cols, norm) == ("Ringed", *layout) for norm in NORMS)
+    assert [narrow(cols, backward=False)[1:] for cols in (1280, 1288, 1536)] == [(32, 40), (32, 48), (64, 24)]
+    assert narrow(80, x="f32")[1:] == (8, 16), "blocks of 32 elements lie in one warp's neighbouring lanes"
+    for cols in range(64, 1537, 8):
+        for backward in (False, True):
+            _, lanes, each = narrow(cols, backward=backward)
+            assert cols > 0.6 * lanes * each, "of what their registers hold"
+
+
+def test_few_lanes_are_for_whole_vectors_and_rings():
+    """Short vectors, and rows that the copy engine cannot take, stay with the lanes that they had."""
+    assert plan_of(Problem("RmsNorm", 9, 80, "bf16", vector=2), H200).row_threads == 16
+    direct = Problem("RmsNorm", 9, 80, "bf16", "bf16", "bf16", vector=8, bulk=False)
+    for problem, chip in ((direct, H200), (replace(direct, bulk=True), SM_80)):
+        plan = plan_of(problem, chip)
+        assert plan.row_threads == 16 and "Direct" in plan.kernel
 
 
 def test_rows_in_shared_memory():

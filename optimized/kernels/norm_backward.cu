@@ -83,8 +83,8 @@ __global__ __launch_bounds__(Threads, 1) void norm_backward(const __grid_constan
   const int in_cta = blockDim.x / scope.size(), cta = slots.first / in_cta;
   const int ctas = int(min(i64(slots.count / in_cta), (a.rows + in_cta - 1) / in_cta));  // that have rows
   if (cta < ctas)
-    sum_slots(sums_down, share, area, in_cta, scope.slot(), gains.cols,
-              Partial{a.partial + i64(cta) * kSums * a.cols + span.first, a.cols});
+    sum_slots<Scope::kRowsPerWarp>(sums_down, share, area, in_cta, scope.slot(), gains.cols,
+                                   Partial{a.partial + i64(cta) * kSums * a.cols + span.first, a.cols});
   scope.close();
   grid_sync();
   constexpr int kWidth = Planes<N>::kWidth;

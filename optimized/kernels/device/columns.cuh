@@ -26,8 +26,9 @@ __device__ __forceinline__ Floats<W> sum_in_fours(int count, Part part) {
   return total;
 }
 
-// The sums of K values a column over the slots of the CTA. `area` is shared memory for K * slots rows of `cols` floats.
-template <int K, int N, int V, class Share>
+// The sums of K values a column over the slots of the CTA, `Parts` sums of every Parts-th slot first where slots are
+// many. `area` is shared memory for K * slots rows of `cols` floats.
+template <int Parts, int K, int N, int V, class Share>
 __device__ __forceinline__ void sum_slots(const Floats<N> (&mine)[K][V], const Share& share, float* area, int slots,
                                           int slot, int cols, Partial out) {
   constexpr int kWidth = Planes<N>::kWidth;
@@ -39,12 +40,25 @@ __device__ __forceinline__ void sum_slots(const Floats<N> (&mine)[K][V], const S
       if (v < share.count)
         Planes<N>{area + (k * slots + slot) * cols, cols}.write(share.first + v * share.kStep, mine[k][v]);
   __syncthreads();
+  // Of the slots first, first + step, … below `end`.
+  const auto sum_of = [&](int k, int place, int first, int step, int end) {
+    return sum_in_fours<kWidth>(ceil_div(end - first, step), [&](int s) {
+      return widen(load<f32, kWidth>(area, (k * slots + first + s * step) * cols + place));
+    });
+  };
+  if constexpr (Parts > 1) {
+    for (int i = threadIdx.x * kWidth; i < Parts * K * cols; i += blockDim.x * kWidth) {
+      const int part = i / (K * cols), k = i / cols % K, place = i % cols;
+      Vec<f32, kWidth> result;
+      narrow(sum_of(k, place, part, Parts, slots), result);
+      store(area, (k * slots + part) * cols + place, result);
+    }
+    __syncthreads();
+  }
   for (int i = threadIdx.x * kWidth; i < K * cols; i += blockDim.x * kWidth) {
     const int k = i / cols, place = i % cols;
-    const Floats<kWidth> total = sum_in_fours<kWidth>(
-        slots, [&](int s) { return widen(load<f32, kWidth>(area, (k * slots + s) * cols + place)); });
     Vec<f32, kWidth> result;
-    narrow(total, result);
+    narrow(sum_of(k, place, 0, 1, Parts > 1 ? Parts : slots), result);
     store(out.row, k * out.pitch + Planes<N>{area, cols}.column(place), result);
   }
 }

@@ -40,26 +40,29 @@ struct Direct {
   __device__ __forceinline__ void advance() {}
 };
 
-// Rows come through a ring in shared memory, ahead of need, and are read from there once for the sums, once for dx.
+// Rows come through a ring in shared memory, ahead of need, those of a warp together, and are read from there once for
+// the sums, once for dx.
 template <class Norm, class X, class Dz, class P, int N, int V, class Scope>
 struct Ringed {
-  static constexpr int kSlabs = Norm::kAdds ? 3 : 2, kStride = Scope::kStep * N, kPair = sizeof(X) + sizeof(Dz);
+  static constexpr int kSlabs = Norm::kAdds ? 3 : 2, kStride = Scope::kStep * N, kRows = Scope::kRowsPerWarp;
+  static constexpr int kX = kRows * sizeof(X), kPair = kRows * (sizeof(X) + sizeof(Dz));  // bytes of a column
   struct Shared {
-    typename Ring<kSlabs>::Shared ring;
+    typename Ring<kSlabs, kRows>::Shared ring;
     u64 gamma_full;
   };
 
   Shared& shared;
   const Backward& a;
   const bool leader;
-  const int first, cols;  // element of the slab where this thread's first vector begins; columns of the slab
+  const int cols, first;  // columns of the slab; element of the warp's slabs where this thread's first vector begins
   i64 row = 0;
-  Ring<kSlabs> ring;
+  Ring<kSlabs, kRows> ring;
 
   __device__ __forceinline__ Ringed(Shared& shared, const Backward& a, const Scope& scope, const Span<Scope, N>& span,
                                     const Share<Scope, Ragged, V>& share)
-      : shared(shared), a(a), leader(scope.lane() == 0), first(share.first * N), cols(span.vectors * N),
-        ring(shared.ring, dynamic_shared() + a.stages_offset, scope.slot(), a.stages, a.stage_bytes) {}
+      : shared(shared), a(a), leader(scope.lane() == 0 && scope.slot() % kRows == 0), cols(span.vectors * N),
+        first(scope.slot() % kRows * cols + share.first * N),
+        ring(shared.ring, dynamic_shared() + a.stages_offset, scope.slot() / kRows, a.stages, kRows * a.stage_bytes) {}
   // gamma and the first rows set out, those first that are needed first. Gives the place where gamma is when this
   // returns: the end of the room for its floats.
   __device__ __forceinline__ const P* start(const Slots<Scope>& slots, const Span<Scope, N>& span) {
@@ -76,7 +79,7 @@ struct Ringed {
     if (leader) {
       Slab slabs[kSlabs];
       slabs[0] = slab(a.x, a.x_pitch, sizeof(X), 0);
-      slabs[1] = slab(a.dz, a.dz_pitch, sizeof(Dz), cols * sizeof(X));
+      slabs[1] = slab(a.dz, a.dz_pitch, sizeof(Dz), cols * kX);
       if constexpr (Norm::kAdds) slabs[2] = slab(a.add, a.add_pitch, a.add_dtype == DType::kF32 ? 4 : 2, cols * kPair);
       ring.start(slabs, slots.first, a.rows);
     }
@@ -93,12 +96,12 @@ struct Ringed {
     return widen(load<X, N>(ring.current(0), first + v * kStride));
   }
   __device__ __forceinline__ Floats<N> dz(int v) const {
-    return widen(load<Dz, N>(ring.current(cols * sizeof(X)), first + v * kStride));
+    return widen(load<Dz, N>(ring.current(cols * kX), first + v * kStride));
   }
   __device__ __forceinline__ Floats<N> add(int v) const {
     return load_as_floats<N>(a.add_dtype, ring.current(cols * kPair), first + v * kStride);
   }
-  // All threads of the slot are past the row before this one.
+  // All threads that share a stage are past the rows before these.
   __device__ __forceinline__ void refill(const Slots<Scope>& slots) {
     if (leader && row != slots.first) ring.refill(row, slots.count, a.rows);
   }

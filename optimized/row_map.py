@@ -1,0 +1,80 @@
+"""How a row of a norm is laid over the threads of a CTA or a cluster. Pure functions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MOST_ELEMENTS = 32  # of a row in a thread; where a warp has one of more than 32 * 32, more
+MOST_IDLE = 1 / 16  # of the lanes of a row, before fewer lanes with more elements have it
+
+Limits = dict[int, int]  # elements of a row in one thread -> threads that an SM carries then
+Slots = Callable[[int, int, int], int]  # threads, elements, slab -> rows that fit on an SM at once
+
+
+@dataclass(frozen=True)
+class RowMap:
+    """How a row is laid over threads: `slab` columns a CTA of the cluster, `elements` a thread; `slots` rows an SM."""
+
+    elements: int
+    threads: int
+    slots: int
+    cluster: int
+    slab: int
+
+    @property
+    def scope(self) -> str:
+        """The policy type of the kernels that adds up a row."""
+        if self.cluster > 1:
+            return "Cluster"
+        return f"Lanes<{self.threads}>" if self.threads <= 32 else "Group"
+
+    def fill(self, cols: int, vector: int) -> str:
+        """The policy type that says whether threads are left idle; unrolled short vectors would cost registers, and so
+        would many elements of rows that share a warp."""
+        costs_much = vector < 4 or (self.threads < 32 and self.elements > 16)
+        return "Whole" if cols == self.cluster * self.threads * self.elements and not costs_much else "Ragged"
+
+
+def row_map(cols: int, clusters: tuple[int, ...], limits: Limits, slots_of: Slots, preference) -> RowMap | None:
+    """The fewest CTAs a row that can hold it, 1 or one of `clusters`; then the most rows in flight on an SM; then the
+    `preference`. None: the row is too wide."""
+    for cluster in (1, *clusters):
+        slab = cols if cluster == 1 else round_up(-(-cols // cluster), 8)
+        maps = []
+        for elements in (each for each in limits if each <= MOST_ELEMENTS):
+            threads = _row_threads(-(-slab // elements), elements)
+            slots = slots_of(threads, elements, slab)
+            if slots > 0:
+                maps.append(RowMap(elements, threads, slots if cluster == 1 else 1, cluster, slab))
+        if maps:
+            return max(maps, key=lambda m: (m.slots, preference(m)))
+    return None
+
+
+def _row_threads(needed: int, elements: int) -> int:
+    """Threads for a row: whole warps, or 8 or 16 lanes of one for the narrowest rows."""
+    if elements == 8 and needed <= 16:
+        return 8 if needed <= 8 else 16
+    return round_up(needed, 32)
+
+
+def few_lanes(cols: int, vector: int, held: RowMap, limits: Limits, slots_of: Slots,
+              most_idle: float = MOST_IDLE) -> RowMap | None:
+    """A narrow row over fewer lanes, each with more of it: more bytes are in flight, and what a row costs besides is
+    shared by the rows of a warp. None where `held` leaves no more than `most_idle` of its lanes idle, or a warp does
+    not hold the row.
+
+    `vector` elements move at once, and a block of 32 at least in neighbouring lanes: whole sectors of memory.
+    """
+    if held.cluster > 1 or vector < 4 or cols > (1 - most_idle) * held.threads * held.elements:
+        return None
+    lanes = min(32, max(32 // vector, 1 << (-(-cols // MOST_ELEMENTS) - 1).bit_length()))
+    elements = round_up(-(-cols // lanes), 8)
+    if lanes >= held.threads or elements not in limits or (elements > MOST_ELEMENTS and vector < 8):
+        return None
+    slots = slots_of(lanes, elements, cols)
+    return RowMap(elements, lanes, slots, 1, cols) if slots > held.slots else None
+
+
+def round_up(value: int, unit: int) -> int:
+    """The next multiple of `unit`."""
+    return -(-value // unit) * unit
