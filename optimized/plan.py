@@ -236,8 +236,7 @@ def _backward_map(problem: Problem, chip: Chip) -> BackwardMap | None:
     rows = row_map(problem.cols, chip.cluster_sizes, limits(ring), partial(slots_of, ring), lambda m: -m.elements)
     if rows is None:
         return None
-    every = {} if ring else {"most_idle": 0}  # what could have a ring
-    few = bulk and few_lanes(problem.cols, problem.vector, rows, limits(True), partial(slots_of, True), **every)
+    few = bulk and few_lanes(problem.cols, problem.vector, rows, limits(True), partial(slots_of, True))
     rows, ring = (few, True) if few else (rows, ring)
     return BackwardMap(rows, ring, planes, column, limits(ring)[rows.elements])
 

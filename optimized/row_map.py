@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MOST_ELEMENTS = 32  # of a row in a thread; where a warp has one of more than 32 * 32, more
-MOST_IDLE = 1 / 16  # of the lanes of a row, before fewer lanes with more elements have it
+MOST_NARROW = 40  # five vectors of 16 bytes, where rows share a warp
 
 Limits = dict[int, int]  # elements of a row in one thread -> threads that an SM carries then
 Slots = Callable[[int, int, int], int]  # threads, elements, slab -> rows that fit on an SM at once
@@ -57,22 +57,28 @@ def _row_threads(needed: int, elements: int) -> int:
     return round_up(needed, 32)
 
 
-def few_lanes(cols: int, vector: int, held: RowMap, limits: Limits, slots_of: Slots,
-              most_idle: float = MOST_IDLE) -> RowMap | None:
-    """A narrow row over fewer lanes, each with more of it: more bytes are in flight, and what a row costs besides is
-    shared by the rows of a warp. None where `held` leaves no more than `most_idle` of its lanes idle, or a warp does
-    not hold the row.
+def few_lanes(cols: int, vector: int, held: RowMap, limits: Limits, slots_of: Slots) -> RowMap | None:
+    """A narrow row over a power of two of lanes: two vectors in each where that fills them; else, where `held` leaves
+    some idle, as few as have the row with up to MOST_NARROW elements each. More bytes are in flight then, and what a
+    row costs besides is shared by the rows of a warp. None where `held` is better or a warp does not hold the row.
 
     `vector` elements move at once, and a block of 32 at least in neighbouring lanes: whole sectors of memory.
     """
-    if held.cluster > 1 or vector < 4 or cols > (1 - most_idle) * held.threads * held.elements:
+    if held.cluster > 1 or vector < 4:
         return None
-    lanes = min(32, max(32 // vector, 1 << (-(-cols // MOST_ELEMENTS) - 1).bit_length()))
+    allowed = [each for each in limits if vector == 8 or each <= MOST_ELEMENTS]  # many short vectors would spill
+    fewest, filled = 32 // vector, cols // (2 * vector)
+    if cols == 2 * vector * filled and fewest <= filled <= 32 and filled & (filled - 1) == 0:
+        lanes = filled
+    elif cols == held.threads * held.elements:
+        return None
+    else:
+        lanes = min(32, max(fewest, 1 << (-(-cols // min(MOST_NARROW, max(allowed))) - 1).bit_length()))
     elements = round_up(-(-cols // lanes), 8)
-    if lanes >= held.threads or elements not in limits or (elements > MOST_ELEMENTS and vector < 8):
+    if elements not in allowed:
         return None
     slots = slots_of(lanes, elements, cols)
-    return RowMap(elements, lanes, slots, 1, cols) if slots > held.slots else None
+    return RowMap(elements, lanes, slots, 1, cols) if slots else None
 
 
 def round_up(value: int, unit: int) -> int:

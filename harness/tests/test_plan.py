@@ -212,18 +212,19 @@ def narrow(cols, norm="RmsNorm", x="bf16", backward=True):
 
 
 def test_narrow_rows_leave_few_lanes_idle():
-    """Where a power of two fills its lanes, they have it; other sizes have fewer lanes with more each, in backward
-    always through a ring, as 64 and 128 columns have there."""
-    for cols, lanes, each in ((64, 8, 8), (128, 16, 8), (256, 32, 8), (512, 32, 16), (768, 32, 24), (1024, 32, 32)):
-        assert narrow(cols, backward=False)[1:] == (lanes, each)
-        assert cols < 256 or narrow(cols)[1:] == (lanes, each)
-    assert [narrow(cols) for cols in (64, 128)] == [("Ringed", 4, 16), ("Ringed", 4, 32)]
-    few = {80: (4, 24), 104: (4, 32), 160: (8, 24), 200: (8, 32), 320: (16, 24), 408: (16, 32)}
-    for cols, layout in few.items():
+    """Where a power of two of lanes is filled by two vectors each, they have the row; other sizes have fewer lanes with
+    three or four, forward five, and the widest six; in backward always through a ring."""
+    both = {48: (4, 16), 64: (4, 16), 80: (4, 24), 104: (4, 32), 128: (8, 16), 200: (8, 32), 248: (8, 32),
+            256: (16, 16), 336: (16, 24), 408: (16, 32), 512: (32, 16), 648: (32, 24), 768: (32, 24), 816: (32, 32),
+            1024: (32, 32), 1536: (64, 24)}
+    for cols, layout in both.items():
         assert narrow(cols, "LayerNorm", backward=False)[1:] == layout
         assert all(narrow(cols, norm) == ("Ringed", *layout) for norm in NORMS)
-    assert [narrow(cols, backward=False)[1:] for cols in (1280, 1288, 1536)] == [(32, 40), (32, 48), (64, 24)]
-    assert narrow(80, x="f32")[1:] == (8, 16), "blocks of 32 elements lie in one warp's neighbouring lanes"
+    forward = {160: (4, 40), 320: (8, 40), 640: (16, 40), 1280: (32, 40), 1288: (32, 48), 1440: (32, 48)}
+    assert {cols: narrow(cols, backward=False)[1:] for cols in forward} == forward
+    assert [narrow(cols)[1:] for cols in forward] == [(8, 24), (16, 24), (32, 24), (64, 24), (64, 24), (64, 24)]
+    float32 = {64: (8, 8), 80: (8, 16), 256: (32, 8), 320: (16, 24), 512: (32, 16), 1032: (64, 24)}
+    assert {cols: narrow(cols, x="f32", backward=False)[1:] for cols in float32} == float32
     for cols in range(64, 1537, 8):
         for backward in (False, True):
             _, lanes, each = narrow(cols, backward=backward)
