@@ -8,9 +8,9 @@ from optimized.plan import SIZES, Chip, Plan, Problem
 from optimized.quantize_plan import THREADS, TILE, Work, strips, tiles
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 
-# Threads of an SM for current scaling along rows, by norm and bytes of an element of x: as many as registers allow
-# without spills. Checked by compiling.
-CURRENT_THREADS = {("RmsNorm", 2): 1024, ("RmsNorm", 4): 512, ("LayerNorm", 2): 768, ("LayerNorm", 4): 512}
+# Threads of an SM for current scaling along rows, by bytes of an element of x: as many as registers allow without
+# spills. Checked by compiling.
+CURRENT_THREADS = {2: 1024, 4: 512}
 KEPT_SHARE = 0.8  # of an SM's shared memory, for rows between two passes; the rest stays L1 and what kernels declare
 MOST_BYTES_HELD = 128  # of x in one thread's registers
 SLAB_ROWS = 32  # kSlabRows
@@ -81,7 +81,8 @@ def by_rows(problem: Problem, code: str, chip: Chip, sm_margin: int = 0) -> Plan
     m = plans.forward_map(problem, replace(chip, clusters=()))
     if m is None:
         return None
-    threads = min(CURRENT_THREADS[problem.norm, SIZES[problem.x]], plans.FORWARD_THREADS[m.rows.elements])
+    tight = (problem.norm, problem.gain) == ("LayerNorm", "ZeroCentered<f32>")  # more than 768 would spill
+    threads = min(CURRENT_THREADS[SIZES[problem.x]], 768 if tight else 1024, plans.FORWARD_THREADS[m.rows.elements])
     if threads % m.limit:
         return None
     ctas = threads // m.limit

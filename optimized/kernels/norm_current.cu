@@ -36,7 +36,8 @@ __global__ __launch_bounds__(Threads, Ctas) void norm_current(const __grid_const
   __shared__ typename Scope::Shared shared;
   __shared__ BlockMax<1>::Shared before, after;
   Scope scope(shared, a.row_threads);
-  const HeldRows<Norm, X, Gamma, N, V, Scope, Fill, Threads> rows(scope, a.cols);
+  constexpr bool kWidened = Fill::kWhole && N * V <= 32 && Threads * Ctas <= 768;  // or registers do not hold that
+  const HeldRows<Norm, X, Gamma, N, V, Scope, Fill, Threads, kWidened> rows(scope, a.cols);
   wait_for_grids_in_front();
   let_grid_behind_come();
 

@@ -85,21 +85,30 @@ __device__ __forceinline__ float row_sum(Scope& scope, const Row& row, int vecto
   return Add::total(chains[0]);
 }
 
-// y = d * rsigma * g + b of neighbours in a row from `column` on: d = x - mu, and for RMSNorm d = x and b = 0;
-// g = Gamma::gain(gamma).
+// gamma and beta of N neighbours, as they lie in memory, and y = d * rsigma * g + b of a row there: d = x - mu, and for
+// RMSNorm d = x and b = 0; g = Gamma::gain(gamma).
+template <class Norm, class Gamma, int N>
+struct Gains {
+  using P = typename Gamma::type;
+  Vec<P, N> gamma, beta;
+
+  __device__ __forceinline__ Gains(const Forward& a, i64 column)
+      : gamma(load<P, N>(a.gamma, column)), beta(negative_zeros<P, N>()) {  // -0 adds nothing, +0 turns -0 into +0
+    if (Norm::kCentered && a.beta) beta = load<P, N>(a.beta, column);
+  }
+  template <class X>
+  __device__ __forceinline__ Floats<N> normed(const Floats<N>& d, float r) const {
+    const Floats<N> g = widen(gamma);
+    Floats<N> y, b = Floats<N>::filled(-0.f);
+    if constexpr (Norm::kCentered) b = widen(beta);
+#pragma unroll
+    for (int i = 0; i < N; ++i) y[i] = gained<X>(d[i] * r, Gamma::gain(g[i]), b[i]);
+    return y;
+  }
+};
 template <class Norm, class X, class Gamma, int N>
 __device__ __forceinline__ Floats<N> normed(const Forward& a, i64 column, const Floats<N>& d, float r) {
-  using P = typename Gamma::type;
-  const Floats<N> g = widen(load<P, N>(a.gamma, column));
-  Floats<N> y, b = Floats<N>::filled(-0.f);  // -0 adds nothing, +0 would turn -0 into +0
-  if constexpr (Norm::kCentered) {
-    Vec<P, N> beta = negative_zeros<P, N>();
-    if (a.beta) beta = load<P, N>(a.beta, column);
-    b = widen(beta);
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) y[i] = gained<X>(d[i] * r, Gamma::gain(g[i]), b[i]);
-  return y;
+  return Gains<Norm, Gamma, N>(a, column).template normed<X>(d, r);
 }
 
 // What a thread has of its last rows, kept between two walks over them: `places` rows in dynamic shared memory; none.
