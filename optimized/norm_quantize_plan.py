@@ -114,6 +114,8 @@ def rows_of(problem: Problem, most_bytes: int = MOST_BYTES_HELD) -> Rows:
     for elements in (32 if problem.cols <= 8 * most else most, most) if wide else (8,):
         threads = max(8, 1 << (-(-problem.cols // elements) - 1).bit_length())
         if threads <= THREADS:
+            if wide:  # as few as hold the row, so that all threads have some of it
+                elements = plans.round_up(-(-problem.cols // threads), 8)
             scope = f"Lanes<{threads}>" if threads <= 32 else "Group"
             fill = "Whole" if problem.cols == threads * elements and problem.vector >= 4 else "Ragged"
             return Rows(f"Held<{types}, {elements // problem.vector}, {scope}, {fill}>", threads)

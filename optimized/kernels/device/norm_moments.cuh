@@ -76,9 +76,9 @@ __device__ __forceinline__ Moments merged(const float2* parts, Size size, float 
   if (size.elements > 0.f) part = parts[threadIdx.x % Sizes::kWarps];
   const Center<X, Sizes::kEven> center(part.x, size);
   const float anchor = __shfl_sync(~0u, center.mean, 0);
-  float more[1] = {fmaf(size.elements, center.mean - anchor, center.rest)};
+  float more[1] = {fmaf(size.elements * inverse_cols, center.mean - anchor, center.rest * inverse_cols)};
   warp_sum<Sizes::kWarps, Each>(more);
-  const float mean = fmaf(more[0], inverse_cols, anchor), off = center.mean - mean;
+  const float mean = anchor + more[0], off = center.mean - mean;
   float squares[1] = {fmaf(off, fmaf(size.elements, off, 2.f * center.rest), part.y)};
   warp_sum<Sizes::kWarps, Each>(squares);
   return {mean, squares[0], parts};
@@ -100,10 +100,14 @@ __device__ __forceinline__ Moments moments_of(Group& scope, const Sizes& sizes, 
   return merged<X, Sizes>(scope.exchange({sum, square}), size, inverse_cols);
 }
 
-// Where not all elements are finite, and squares are no number: the mean as the formula has it, infinite or no number.
-__device__ __forceinline__ float mean_of_any(const Moments& moments, int warps, float first) {
-  float sum = moments.parts ? 0.f : moments.mean;
+// Where squares are not finite: the mean as the formula has it in float32, infinite or no number where not all elements
+// are finite, or what it adds up is not. Gives what y is scaled by, which then is no number.
+template <class X>
+__device__ __forceinline__ float settle(const Moments& moments, int warps, int cols, float first, float rsigma,
+                                        float& mean) {
+  float sum = moments.parts ? 0.f : moments.mean * cols * kShrink<X>;
 #pragma unroll 1
   for (int w = 0; moments.parts && w < warps; ++w) sum += moments.parts[w].x;
-  return first + (sum - first);
+  mean = first + (sum * (1.f / kShrink<X>) - first * cols) / cols;
+  return fmaf(0.f, mean, rsigma);
 }

@@ -207,20 +207,21 @@ struct HeldRows {
         square = row_sum<V, X>(scope, d, vectors, [](float d, float s) { return fmaf(d, d, s); });
       }
       const float r = rsigma_of(square, a.inverse_cols, a.eps);
-
+      float scale = r;
+      if constexpr (kByParts)
+        if (!(r > 0.f) && valid)
+          scale = settle<X>(moments, scope.size() / kWarp, a.cols, load<X, 1>(a.x, row * a.x_pitch).lane[0], r, mu);
       if constexpr (Output::kTakesY)
 #pragma unroll
         for (int v = 0; v < V; ++v) {
           const bool here = v < vectors;
           if (!Output::kTogether && !here) continue;
           Floats<N> y = {};
-          if (!Output::kTogether || here) y = normed<Norm, X, Gamma>(a, column(v), d[v], r);
+          if (!Output::kTogether || here) y = normed<Norm, X, Gamma>(a, column(v), d[v], scale);
           output.put(a, row, column(v), y, here);
         }
       if (scope.lane() == 0 && span.reports() && valid) {
         a.rsigma[row] = r;
-        if constexpr (kByParts)
-          if (isnan(r)) mu = mean_of_any(moments, scope.size() / kWarp, load<X, 1>(a.x, row * a.x_pitch).lane[0]);
         if (Norm::kCentered) a.mu[row] = mu;
       }
     }

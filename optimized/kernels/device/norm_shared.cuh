@@ -66,6 +66,9 @@ struct SharedRows {
         const Statistics s = statistics_of<Norm>(a, row, sum_about);
         mu = s.mu, r = s.rsigma;
       }
+      float scale = r;
+      if constexpr (kByParts)
+        if (!(r > 0.f)) scale = settle<X>(moments, Threads / kWarp, a.cols, row[0], r, mu);
       if constexpr (Output::kTakesY) {
 #pragma unroll 2
         for (int first = 0; first < a.cols; first += kStep) {
@@ -73,13 +76,12 @@ struct SharedRows {
           const bool here = column < a.cols;
           if (!Output::kTogether && !here) break;
           Floats<N> y = {};
-          if (here) y = normed<Norm, X, Gamma>(a, column, less(widen(at(column)), mu), r);
+          if (here) y = normed<Norm, X, Gamma>(a, column, less(widen(at(column)), mu), scale);
           output.put(a, index, column, y, here);
         }
       }
       if (threadIdx.x == 0) {
         a.rsigma[index] = r;
-        if (kByParts && isnan(r)) mu = mean_of_any(moments, Threads / kWarp, row[0]);
         if (Norm::kCentered) a.mu[index] = mu;
       }
       __syncthreads();  // the row's place is free
