@@ -5,7 +5,7 @@ cost time beside operations, perhaps by their power.
 """
 
 from optimized.gemm_tiles import Tile
-from optimized.gemm_work import clusters_of, count, steps_of, work
+from optimized.gemm_work import LEAST_STEPS, clusters_of, count, steps_of, time_of, work
 from optimized.linear_plan import DEPTH, MEMORY_BYTES_A_CYCLE, Product
 from optimized.plan import SIZES, Chip
 
@@ -24,20 +24,21 @@ def cycles(tile: Tile, products: tuple[Product, ...], chip: Chip) -> float:
     clusters, items, steps = busiest(tile, products, chip)
     multiplied = steps * _step_cycles(tile, products[0], clusters / clusters_of(chip))
     waits = STORE_CYCLES * (1.5 if products[0].adds else 1) + (items - 1) * WAIT_CYCLES[tile.schedule]
-    return FILL_CYCLES + max(multiplied + waits * tile.rows * tile.cols, _memory_cycles(products, chip))
+    worked, moved = multiplied + waits * tile.rows * tile.cols, _memory_cycles(products, chip)
+    return FILL_CYCLES + max(worked, moved)
 
 
 def busiest(tile: Tile, products: tuple[Product, ...], chip: Chip) -> tuple[int, int, int]:
-    """Clusters that work, and the items and stages of K of the one that is busy longest."""
+    """Clusters that work, and of the one that is busy longest the items, and the stages of K that they last."""
     if len(products) > 1:
         lists = work(tile, products, chip)
-        items = max(lists, key=lambda items: sum(item[2] for item in items))
-        return len(lists), len(items), sum(item[2] for item in items)
+        items = max(lists, key=lambda items: sum(map(time_of, items)))
+        return len(lists), len(items), sum(map(time_of, items))
     product, = products
     items = count(tile, product)
     clusters = min(clusters_of(chip), items)
     most = -(-items // clusters)
-    return clusters, most, most * steps_of(product)
+    return clusters, most, most * max(steps_of(product), LEAST_STEPS)
 
 
 def _step_cycles(tile: Tile, product: Product, busy: float) -> float:
@@ -52,5 +53,5 @@ def _step_cycles(tile: Tile, product: Product, busy: float) -> float:
 
 
 def _memory_cycles(products: tuple[Product, ...], chip: Chip) -> float:
-    moved = sum(2 * (p.m * p.k + p.n * p.k) + SIZES[p.output] * p.m * p.n * (2 if p.adds else 1) for p in products)
+    moved = sum(2 * (p.m * p.k + p.n * p.k) + SIZES[p.output] * p.m * p.n * (1 + p.adds) for p in products)
     return moved / (MEMORY_BYTES_A_CYCLE * chip.sms)

@@ -11,6 +11,7 @@ from optimized.plan import Chip
 CLUSTER = 2
 SECOND, SHARES_A = 1, 2  # bits of Item::what
 STORES, ADDS_C, STORES_FLOATS, ADDS_FLOATS = 0, 4, 8, 12
+LEAST_STEPS = 4  # of K: so long an item takes at least, for its store
 GROUP_ROWS = 2048  # of D that a wave of clusters works on, so that it re-reads A and B in the L2
 
 Item = tuple[int, int, int, int]  # row, col, stages, what
@@ -51,6 +52,11 @@ def count(tile: Tile, product: Product) -> int:
     return paired // 2 * other + (-(-other // 2) if paired % 2 else 0)
 
 
+def time_of(item: Item) -> int:
+    """In stages of K."""
+    return max(item[2], LEAST_STEPS)
+
+
 def work(tile: Tile, products: tuple[Product, ...], chip: Chip) -> list[list[Item]]:
     """Items of each cluster, longest first, each to the cluster that is free the soonest."""
     items = [item for product in products for item in pairs(tile, product)]
@@ -60,7 +66,7 @@ def work(tile: Tile, products: tuple[Product, ...], chip: Chip) -> list[list[Ite
     for item in items:
         busy, i = heapq.heappop(free)
         lists[i].append(item)
-        heapq.heappush(free, (busy + item[2], i))
+        heapq.heappush(free, (busy + time_of(item), i))
     return lists
 
 
