@@ -16,6 +16,7 @@ TORN = 1.7  # times as long, where 128 bytes of a row lie across two lines
 BUSY_SHARE = 0.23  # more, where all SMs are at work
 FILL_CYCLES = 4300  # of a launch: until the first product, and after the last
 STORE_CYCLES = 0.01  # an element of the last tile
+EXPOSED = 1 / 20  # of the time of what does not limit
 WAIT_CYCLES = {"Cooperative": 0.1, "PingPong": 0.015}  # an element of the others, for their stores
 
 
@@ -25,7 +26,7 @@ def cycles(tile: Tile, products: tuple[Product, ...], chip: Chip) -> float:
     multiplied = steps * _step_cycles(tile, products[0], clusters / clusters_of(chip))
     waits = STORE_CYCLES * (1.5 if products[0].adds else 1) + (items - 1) * WAIT_CYCLES[tile.schedule]
     worked, moved = multiplied + waits * tile.rows * tile.cols, _memory_cycles(products, chip)
-    return FILL_CYCLES + max(worked, moved)
+    return FILL_CYCLES + max(worked, moved) + EXPOSED * min(worked, moved)
 
 
 def busiest(tile: Tile, products: tuple[Product, ...], chip: Chip) -> tuple[int, int, int]:

@@ -54,10 +54,10 @@ def tile(schedule: str, rows: int, cols: int, across: bool = False) -> Tile:
     return replace(least, stages=1 + (H200.shared_bytes - least.shared_bytes) // (least.stage_bytes + 16))
 
 
-LARGE, WIDE, MEDIUM, SMALL = (tile("Cooperative", 128, 256), tile("PingPong", 128, 192), tile("PingPong", 128, 128),
-                              tile("PingPong", 64, 64))
-FORWARD = (WIDE, MEDIUM, SMALL, *(tile("Cooperative", 256, cols) for cols in (128, 112)),
-           *(tile("PingPong", 128, cols) for cols in (176, 144)), tile("PingPong", 192, 80, across=True),
+LARGE, TALL = tile("Cooperative", 128, 256), tile("Cooperative", 256, 128)
+WIDE, MEDIUM, SMALL = (tile("PingPong", *size) for size in ((128, 192), (128, 128), (64, 64)))
+FORWARD = (WIDE, MEDIUM, SMALL, TALL, tile("Cooperative", 256, 112), tile("PingPong", 192, 80, across=True),
+           *(tile("PingPong", 128, cols) for cols in (176, 144)),
            *(tile("PingPong", 128, cols, across=True) for cols in (160, 144, 112, 96, 80, 64)))
 BACKWARD = LARGE, WIDE, MEDIUM, SMALL, tile("PingPong", 64, 128)
 TILES = {  # by way and results
