@@ -1,4 +1,4 @@
-"""What products with up to 256 rows of x are tried with on a GPU, whichever kernel they take."""
+"""What products with some rows of x are tried with on a GPU, whichever kernel they take."""
 
 import torch
 
