@@ -1,8 +1,7 @@
 """Linear layers fused with what surrounds them: the twins of reference.fused.
 
 Launches are those of optimized.linear, see optimized.products. Scale and residual belong to the product's epilogue:
-where the composition rounds three times, these round once, and in between nothing but sums of parts of K goes through
-memory.
+where the composition rounds three times, these round once, and nothing in between goes through memory.
 """
 
 import inspect

@@ -1,8 +1,6 @@
 """The matrix product of a linear layer, forward and backward: the twins of reference.linear.
 
-Every call is one launch, see optimized.products; backward computes both gradients in one. Forward that the kernels for
-few rows leave takes two where the result is small and K is long: sums of parts of K go through memory, and are added up
-in order.
+Every call is one launch, see optimized.products; backward computes both gradients in one.
 """
 
 import inspect

@@ -13,12 +13,14 @@ COMPILER = shutil.which("g++")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ was not found")
 
 
-def emulate(source, defined, folder, kernels=KERNELS):
-    """Exit code and output of a program compiled in `folder` with the macros `defined`: name -> value."""
+def emulate(source, defined, folder, kernels=KERNELS, also=EMULATOR):
+    """Exit code and output of a program compiled in `folder` with the macros `defined`: name -> value. Headers are
+    looked for in `also` first."""
     program = folder / "emulated"
     macros = [f"-D{name}={value}" for name, value in defined.items()]
-    subprocess.run([COMPILER, "-std=c++20", "-O1", "-w", f"-I{EMULATOR}", f"-I{kernels}", *macros, EMULATOR / source,
-                    "-o", program], check=True, capture_output=True, text=True)
+    folders = [f"-I{each}" for each in (also, EMULATOR, kernels)]
+    subprocess.run([COMPILER, "-std=c++20", "-O1", "-w", *folders, *macros, EMULATOR / source, "-o", program],
+                   check=True, capture_output=True, text=True)
     done = subprocess.run([program], capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout
 

@@ -4,7 +4,7 @@
 #include "device/ptx/tensor.cuh"
 
 // Products D = factor A B (+ C) of tiles that a list names: what the parts of the kernel agree on. Kept in step with
-// optimized/gemm.py and gemm_plan.py.
+// optimized/gemm.py, gemm_tiles.py and gemm_work.py.
 
 constexpr int kConsumers = 2;                               // warpgroups that multiply, behind the one that loads
 constexpr int kGemmThreads = (1 + kConsumers) * kWarpgroup;

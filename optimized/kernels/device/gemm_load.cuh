@@ -46,23 +46,30 @@ struct Source {
   }
 };
 
-// A warp's part of filling the stages, item after item.
+// A warp's part of filling the stages, item after item: always the same stages. If they were every other step's, and
+// odd in number, one warp could be a whole round ahead of the other, and the phase of a stage looks like the one after
+// next.
 template <class T, class Shared>
 struct Loader {
   const Gemm& g;
   Shared& s;
+  const int warp;
   Place<T::kStages> place;  // of this warp's next stage, which is so many
   int ahead;
 
-  __device__ __forceinline__ Loader(const Gemm& g, Shared& s, int warp) : g(g), s(s), ahead(warp) { place.skip(warp); }
+  __device__ __forceinline__ Loader(const Gemm& g, Shared& s, int warp)
+      : g(g), s(s), warp(warp), place{warp}, ahead(warp) {}
 
-  // Calls fill(step, stage) for each step of `count` whose turn is this warp's, when the stage is free.
+  // Calls fill(step, stage, full) for each step of `count` that goes to a stage of this warp's, when the stage is free.
   template <class Fill>
   __device__ __forceinline__ void stages(int count, Fill fill) {
 #pragma unroll 1
-    for (; ahead < count; ahead += kLoaders, place.advance(kLoaders)) {
-      wait(&s.empty[place.stage], place.phase ^ 1);
-      if (elect()) fill(ahead, s.stages[place.stage], &s.full[place.stage]);
+    while (ahead < count) {
+      const int now = place.stage;
+      wait(&s.empty[now], place.phase ^ 1);
+      if (elect()) fill(ahead, s.stages[now], &s.full[now]);
+      if ((place.stage += kLoaders) >= T::kStages) place.stage = warp, place.phase ^= 1, ahead += T::kStages;
+      ahead += place.stage - now;
     }
     ahead -= count;
   }

@@ -16,8 +16,8 @@ template <int Stages>
 struct Place {
   int stage = 0;
   u32 phase = 0;
-  __device__ __forceinline__ void advance(int steps = 1) {  // at most Stages
-    if ((stage += steps) >= Stages) stage -= Stages, phase ^= 1;
+  __device__ __forceinline__ void advance() {
+    if (++stage == Stages) stage = 0, phase ^= 1;
   }
   __device__ __forceinline__ void skip(int steps) {
     stage += steps;
