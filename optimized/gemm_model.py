@@ -4,8 +4,10 @@ Fitted to 213 products forward and 61 backward, of 16 to 16384 rows, with 2 to 1
 cost time beside operations, perhaps by their power.
 """
 
+from heapq import heappop, heappush
+
 from optimized.gemm_tiles import Tile
-from optimized.gemm_work import LEAST_STEPS, clusters_of, count, steps_of, time_of, work
+from optimized.gemm_work import clusters_of, count, lasting, steps_of
 from optimized.linear_plan import DEPTH, MEMORY_BYTES_A_CYCLE, Product
 from optimized.plan import SIZES, Chip
 
@@ -30,16 +32,22 @@ def cycles(tile: Tile, products: tuple[Product, ...], chip: Chip) -> float:
 
 
 def busiest(tile: Tile, products: tuple[Product, ...], chip: Chip) -> tuple[int, int, int]:
-    """Clusters that work, and of the one that is busy longest the items, and the stages of K that they last."""
-    if len(products) > 1:
-        lists = work(tile, products, chip)
-        items = max(lists, key=lambda items: sum(map(time_of, items)))
-        return len(lists), len(items), sum(map(time_of, items))
-    product, = products
-    items = count(tile, product)
-    clusters = min(clusters_of(chip), items)
-    most = -(-items // clusters)
-    return clusters, most, most * max(steps_of(product), LEAST_STEPS)
+    """Clusters that work, and of the one that is busy longest, or of several the one with the fewest, the items, and
+    the stages of K that they last: of the lists that `work` makes, without making them."""
+    counts = {product: count(tile, product) for product in products}
+    clusters = min(clusters_of(chip), sum(counts.values()))
+    alike = [(0, 0, clusters)]  # stages and items of so many clusters each, a heap
+    for product in sorted(products, key=steps_of, reverse=True):
+        left, more = counts[product], lasting(steps_of(product))
+        while left:
+            stages, items, have = heappop(alike)
+            get = min(have, left)
+            left -= get
+            heappush(alike, (stages + more, items + 1, get))
+            if get < have:
+                heappush(alike, (stages, items, have - get))
+    stages, items, _ = max(alike, key=lambda each: (each[0], -each[1]))
+    return clusters, items, stages
 
 
 def _step_cycles(tile: Tile, product: Product, busy: float) -> float:

@@ -52,9 +52,9 @@ def count(tile: Tile, product: Product) -> int:
     return paired // 2 * other + (-(-other // 2) if paired % 2 else 0)
 
 
-def time_of(item: Item) -> int:
-    """In stages of K."""
-    return max(item[2], LEAST_STEPS)
+def lasting(steps: int) -> int:
+    """For how many stages of K an item of so many lasts."""
+    return max(steps, LEAST_STEPS)
 
 
 def work(tile: Tile, products: tuple[Product, ...], chip: Chip) -> list[list[Item]]:
@@ -66,7 +66,7 @@ def work(tile: Tile, products: tuple[Product, ...], chip: Chip) -> list[list[Ite
     for item in items:
         busy, i = heapq.heappop(free)
         lists[i].append(item)
-        heapq.heappush(free, (busy + time_of(item), i))
+        heapq.heappush(free, (busy + lasting(item[2]), i))
     return lists
 
 
