@@ -32,7 +32,7 @@ struct Dimensions { unsigned x; };
 inline int current = 0;
 inline Dimensions blockIdx, gridDim, blockDim{kContexts};
 struct ThreadIndex {
-  struct { operator unsigned() const { return current; } } x;
+  struct { operator unsigned() const { return current % blockDim.x; } } x;
 };
 inline ThreadIndex threadIdx;
 inline char bytes[1 << 18] __align__(1024);  // of dynamic_shared()
@@ -122,7 +122,14 @@ inline __nv_bfloat162 __floats2bfloat162_rn(float a, float b) { return {__nv_bfl
 inline __half2 __floats2half2_rn(float a, float b) { return {__half(a), __half(b)}; }
 struct float2 { float x, y; };
 struct float4 { float x, y, z, w; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float2 __half22float2(__half2 pair) { return {pair.x, pair.y}; }
+inline float2 __bfloat1622float2(__nv_bfloat162 pair) { return {pair.x, pair.y}; }
+struct int2 { int x, y; };
+struct int4 { int x, y, z, w; };
+inline int2 make_int2(int x, int y) { return {x, y}; }
+template <class T>
+inline T __ldg(const T* p) { return *p; }
 inline float __uint_as_float(unsigned bits) {
   float f;
   memcpy(&f, &bits, 4);

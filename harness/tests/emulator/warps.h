@@ -53,17 +53,29 @@ inline u32 round_to_tf32(float value) {
   return bits & ~0x1fffu;
 }
 
-inline void load_matrices_of_warp(const void* row, u32 (&pairs)[4], bool transposed) {
-  if (uintptr_t(row) % 16) die("a row of ldmatrix is misaligned");
+// Calls visit(element of a row in memory, half of a register) for what this lane has of four matrices.
+template <class Visit>
+inline void visit_matrices(const void* row, bool transposed, Visit visit) {
+  if (uintptr_t(row) % 16) die("a row of a matrix is misaligned");
   lanes[current].row = static_cast<const char*>(row);
   sync_warp();
   const int g = current % 32 / 4, t = current % 4;
   for (int i = 0; i < 4; ++i)
     for (int half = 0; half < 2; ++half) {
       const int y = transposed ? 2 * t + half : g, x = transposed ? g : 2 * t + half;
-      memcpy(reinterpret_cast<char*>(&pairs[i]) + 2 * half, lane_of_warp(8 * i + y).row + 2 * x, 2);
+      visit(const_cast<char*>(lane_of_warp(8 * i + y).row) + 2 * x, 4 * i + 2 * half);
     }
   sync_warp();
+}
+inline void load_matrices_of_warp(const void* row, u32 (&pairs)[4], bool transposed) {
+  visit_matrices(row, transposed, [&](const char* element, int at) {
+    memcpy(reinterpret_cast<char*>(pairs) + at, element, 2);
+  });
+}
+inline void store_matrices_of_warp(void* row, const u32 (&pairs)[4], bool transposed) {
+  visit_matrices(row, transposed, [&](char* element, int at) {
+    memcpy(element, reinterpret_cast<const char*>(pairs) + at, 2);
+  });
 }
 inline void ldmatrix(const void* row, u32 (&pairs)[4]) { load_matrices_of_warp(row, pairs, false); }
 inline void ldmatrix_transposed(const void* row, u32 (&pairs)[4]) { load_matrices_of_warp(row, pairs, true); }
