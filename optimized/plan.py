@@ -24,7 +24,9 @@ BACKWARD_DIRECT_THREADS = {8: 512, 16: 512}
 SHARED_ROW_CTAS = {256: 6, 512: 3, 1024: 1}  # CTAs that the registers of an SM carry, by threads; likewise
 
 IN_FLIGHT_BYTES = 56 << 10  # an SM's share of what saturates memory; more only scatters the accesses
+RING_BYTES = 160 << 10  # the same of backward's ring, as far as stages of two rows allow
 MAX_THREADS = 1024  # of a CTA
+THREAD_BYTES = 52  # of x in a thread in backward: fewer have more threads wait for one another; more, too few read
 MAX_STAGES = 4  # Ring::kMaxStages
 MAX_WARP_SLOTS = 32  # Ring::kMaxSlots
 MAX_GROUP_SLOTS = 15  # named barriers 1 … 15
@@ -190,7 +192,7 @@ def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     rows, planes, gamma = m.rows, m.planes, _gamma_bytes(m.rows.slab)
     stage = rows.slab * m.column_bytes
     most = (chip.shared_bytes - STATIC_SHARED_BYTES - gamma) // (rows.slots * stage)
-    stages = min(most, MAX_STAGES, max(2, 1 + -(-IN_FLIGHT_BYTES // (rows.slots * stage)))) if m.ring else 0
+    stages = min(most, MAX_STAGES, max(3, 1 + -(-IN_FLIGHT_BYTES // (rows.slots * stage)))) if m.ring else 0
     warps = rows.slots * rows.threads // 32 * rows.cluster
     helpful = -(-planes * problem.cols // (warps * STRIP * min(4, problem.vector)))  # each warp has columns to add up
     busy = max(1, -(-problem.rows // rows.slots))  # that have rows, and so partial sums
@@ -218,25 +220,35 @@ class BackwardMap:
 
 
 def _backward_map(problem: Problem, chip: Chip) -> BackwardMap | None:
-    """None where registers and shared memory do not hold a row."""
+    """None where registers and shared memory do not hold a row.
+
+    The ring has three stages, in a larger cluster if need be, so that one is on its way while another has landed; two
+    where no cluster has room for three.
+    """
     planes, bulk = 2 if problem.norm == "LayerNorm" else 1, problem.bulk and chip.is_hopper_or_later
     column = SIZES[problem.x] + SIZES[problem.dz] + (SIZES[problem.add] if problem.add else 0)
 
     def limits(ring):
         return BACKWARD_THREADS[problem.norm] if ring else BACKWARD_DIRECT_THREADS
 
-    def slots_of(ring, threads, elements, slab):
-        needed = max(2 * column if ring else 0, 4 * planes)  # two stages, and later the sums of each slot
+    def slots_of(ring, stages, threads, elements, slab):
+        needed = max(stages * column if ring else 0, 4 * planes)  # in the end each slot has its sums there
         in_warp = max(1, 32 // threads)
         most = MAX_WARP_SLOTS * in_warp if threads <= 32 else MAX_GROUP_SLOTS
+        if ring:
+            most = min(most, max(2, RING_BYTES // (stages * column * slab)))
         free = chip.shared_bytes - STATIC_SHARED_BYTES - _gamma_bytes(slab)
         return min(limits(ring)[elements] // threads, most, free // (needed * slab)) // in_warp * in_warp
 
+    def preference(m):
+        return -abs(SIZES[problem.x] * m.elements - THREAD_BYTES) if ring else -m.elements
+
     ring = bulk and problem.cols > 128
-    rows = row_map(problem.cols, chip.cluster_sizes, limits(ring), partial(slots_of, ring), lambda m: -m.elements)
+    rows = next(filter(None, (row_map(problem.cols, chip.cluster_sizes, limits(ring), partial(slots_of, ring, stages),
+                                      preference) for stages in (3, 2))), None)
     if rows is None:
         return None
-    few = bulk and few_lanes(problem.cols, problem.vector, rows, limits(True), partial(slots_of, True))
+    few = bulk and few_lanes(problem.cols, problem.vector, rows, limits(True), partial(slots_of, True, 3))
     rows, ring = (few, True) if few else (rows, ring)
     return BackwardMap(rows, ring, planes, column, limits(ring)[rows.elements])
 
