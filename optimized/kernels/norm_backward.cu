@@ -49,8 +49,9 @@ __global__ __launch_bounds__(Threads, 1) void norm_backward(const __grid_constan
           if (Norm::kCentered) sums[kSums - 1] += w;
         }
       }
-    scope.sum(sums);
-    rows.refill(slots);
+    scope.send(sums);
+    rows.refill(slots);  // before the sums of other CTAs are there
+    scope.receive(sums);
     const float projection = r * sums[0] * a.inverse_cols;
     const float mean = Norm::kCentered ? sums[kSums - 1] * a.inverse_cols : 0.f;
 

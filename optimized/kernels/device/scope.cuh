@@ -5,7 +5,8 @@
 
 // Who shares a row, and how they add up: `Lanes` of a warp, a `Group` of warps, a `Block`, a `Cluster` of CTAs. `sum`
 // leaves the total of K values, as `Add` adds them, in every thread of the row, added in an order that depends on the
-// geometry alone. `open` comes before the first sum, `close` after the last.
+// geometry alone. It is `send`, behind which the CTA's threads of the row are all there, and `receive`. `open` comes
+// before the first sum, `close` after the last.
 
 // Each value by itself.
 struct Each {
@@ -91,6 +92,10 @@ struct Lanes {
     warp_sum<T, Add>(v);
     __syncwarp();
   }
+  template <int K>
+  __device__ __forceinline__ void send(float (&v)[K]) { sum(v); }
+  template <int K>
+  __device__ __forceinline__ void receive(float (&)[K]) const {}
 };
 
 // A multiple of 32 threads owns a row. One barrier per sum: partial sums alternate between two places.
@@ -132,6 +137,10 @@ struct Group {
     Add::add_up(v, quads, [&](int k, int q) { return shared.partial[parity][k][first + q]; });
     parity ^= 1;
   }
+  template <int K>
+  __device__ __forceinline__ void send(float (&v)[K]) { sum(v); }
+  template <int K>
+  __device__ __forceinline__ void receive(float (&)[K]) const {}
   // Two values of each warp, which all its lanes have, in the place of a sum of two; at the same price.
   __device__ __forceinline__ const float2* exchange(float2 pair) {
     float2* const pairs = reinterpret_cast<float2*>(shared.partial[parity]) + slot() * quads * 4;
@@ -186,9 +195,13 @@ struct Cluster : Block {
 
   template <class Add = Each, int K>
   __device__ __forceinline__ void sum(float (&v)[K]) {
+    send<Add>(v);
+    receive<Add>(v);
+  }
+  template <class Add = Each, int K>
+  __device__ __forceinline__ void send(float (&v)[K]) {
     Group::sum<Add>(v);
-    const u32 place = count & 1, phase = count >> 1 & 1, size = cluster_size(), rank = cluster_rank();
-    ++count;
+    const u32 place = count & 1, size = cluster_size(), rank = cluster_rank();
     u64* const arrived = &shared.arrived[place];
     if (threadIdx.x == 0) mbarrier_arrive_expect_tx(arrived, size * K * sizeof(float));
     if (threadIdx.x < size) {
@@ -197,10 +210,15 @@ struct Cluster : Block {
         store_async(map_shared(shared_address(&shared.sums[place][k][rank]), threadIdx.x), v[k],
                     map_shared(shared_address(arrived), threadIdx.x));
     }
-    while (!mbarrier_try_wait_cluster(arrived, phase)) {}
+  }
+  template <class Add = Each, int K>
+  __device__ __forceinline__ void receive(float (&v)[K]) {
+    const u32 place = count & 1, phase = count >> 1 & 1;
+    ++count;
+    while (!mbarrier_try_wait_cluster(&shared.arrived[place], phase)) {}
 #pragma unroll
     for (float& value : v) value = 0.f;
-    for (u32 r = 0; r < size; ++r) {
+    for (u32 r = 0, size = cluster_size(); r < size; ++r) {
       float of[K];
 #pragma unroll
       for (int k = 0; k < K; ++k) of[k] = shared.sums[place][k][r];
