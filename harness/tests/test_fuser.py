@@ -186,6 +186,34 @@ def test_a_plan_is_made_again_when_it_must_be():
     assert [type(op).__name__ for op in plan().fused[0]] == ["BasicLinear", "ConstantScale", "Bias"]
 
 
+@pytest.mark.parametrize("replace", [
+    lambda made, op: setattr(made, "1", op), lambda made, op: made.add_module("1", op),
+    lambda made, op: made.set_submodule("1", op), lambda made, op: made._modules.update({"1": op}),
+    lambda made, op: made.__setitem__(1, op),
+], ids=["setattr", "add_module", "set_submodule", "_modules", "item"])
+def test_an_operation_is_replaced_as_pytorch_has_it(replace):
+    made = ops.Sequential(ops.ConstantScale(2.0), ops.ConstantScale(3.0))
+    assert made(torch.ones(1)) == 6
+    replace(made, ops.ConstantScale(5.0))
+    assert made(torch.ones(1)) == 10
+    replace(made, torch.nn.Identity())
+    assert made(torch.ones(1)) == 2
+    del made._modules["1"]
+    made.add_module("2", ops.ConstantScale(7.0))
+    assert made(torch.ones(1)) == 14
+    fused = Doubled(one=made[0], two=made[1])
+    with pytest.raises(AttributeError, match="covers the operations that it was made with"):
+        setattr(fused, "1", ops.ConstantScale(1.0))
+
+
+@pytest.mark.parametrize("made", [ops.Sequential(ops.RMSNorm(SIZE)), ops.RMSNorm(SIZE)])
+def test_another_table_is_taken_at_the_next_call(made):
+    made(torch.ones(4, SIZE))
+    made.kernels = object()
+    with pytest.raises(AttributeError, match="rmsnorm_fwd"):
+        made(torch.ones(4, SIZE))
+
+
 @pytest.mark.parametrize("build, error, words", [
     (lambda: ops.Sequential(*[ops.Identity()] * 2), ValueError, "Identity is in the pipeline twice"),
     (lambda: ops.Sequential(ops.Identity(), 3), TypeError, "3 is a int"),

@@ -79,7 +79,7 @@ class FusibleOperation(torch.nn.Module):
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(self.forward)(input, *extra_inputs, **kwargs)
         fuser = self.__dict__.get("_fuser")
-        if fuser is None:
+        if fuser is None or fuser.kernels is not self.kernels:
             from reference.ops.fuser import OperationFuser
             fuser = self.__dict__["_fuser"] = OperationFuser(self.basic_ops, self.kernels)
         return fuser(input, *extra_inputs, basic_op_kwargs=[kwargs] + [{}] * (len(self.basic_ops) - 1))
@@ -139,7 +139,10 @@ class BasicOperation(FusibleOperation):
 
 class FusedOperation(FusibleOperation):
     """Several adjacent basic operations, computed as one, forward or backward. A subclass takes them as the keywords
-    that its pattern names, and gives them here in forward order. Errors: TypeError for what is no basic operation."""
+    that its pattern names, and gives them here in forward order.
+
+    Errors: TypeError for what is no basic operation; AttributeError for another operation in the place of one of them.
+    """
 
     is_fused_op = True
 
@@ -151,3 +154,8 @@ class FusedOperation(FusibleOperation):
         self.basic_ops = tuple(basic_ops)
         for index, op in enumerate(basic_ops):
             self.add_module(str(index), op)
+
+    def __setattr__(self, name, value):
+        if name in self.__dict__.get("_modules", ()) and value is not self._modules[name]:
+            raise AttributeError(f"{type(self).__name__}: covers the operations that it was made with, {name} is one")
+        super().__setattr__(name, value)

@@ -31,7 +31,7 @@ class Sequential(torch.nn.Module):
 
     def __init__(self, *ops, kernels=None, fuse=True):
         super().__init__()
-        self.fuse, self._groups, self._only = fuse, None, None
+        self.fuse, self._held, self._groups, self._only = fuse, None, (), None
         if kernels is not None and kernels is not type(self).kernels:
             self.kernels = kernels
         self.extend(ops)
@@ -77,7 +77,10 @@ class Sequential(torch.nn.Module):
         """The output; behind it the extra outputs of the operations, in their order."""
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(self.forward)(input, *extra_inputs)
-        group = self._only or self._regroup()
+        held = (self.kernels, self.fuse, *self._modules.values())
+        if held != self._held:  # whoever has put an operation there, and however
+            self._regroup(held)
+        group = self._only
         if group is not None:
             call, tensors = group.ready(input, extra_inputs)
             outputs = call.run(call, *tensors)
@@ -110,34 +113,32 @@ class Sequential(torch.nn.Module):
             if isinstance(op, FusibleOperation):
                 refuse(ValueError, "Sequential", f"{type(op).__name__} is in the pipeline twice, but what it keeps "
                                                  "from forward to backward is for one use")
-        self._groups = self._only = None
         self._modules.clear()
         for index, op in enumerate(held):
             self.add_module(str(index), op)
         return self
 
-    def _regroup(self):
-        """The fuser of all operations; None where modules stand among them, and then `_groups` are runs of operations,
-        each as one fuser, and the modules between them."""
-        if self._groups is not None:
-            return None
+    def _regroup(self, held):
+        """Take `held`, the table, whether to fuse and the operations, for what the fusers are made of. `_only` is the
+        fuser of all operations; where modules stand among them it is None, and `_groups` are runs of operations, each
+        as one fuser, and the modules between them."""
         groups, run = [], []
-        for op in (*self, None):
+        for op in (*held[2:], None):
             if isinstance(op, FusibleOperation):
                 run.append(op)
                 continue
             if run:
-                groups.append(OperationFuser(run, self.kernels, self.fuse))
+                groups.append(OperationFuser(run, *held[:2]))
             run = []
             groups += [] if op is None else [op]
         self._num_extra_inputs = sum(group.num_extra_inputs for group in groups if type(group) is OperationFuser)
         self._groups = tuple(groups)
         self._only = groups[0] if len(groups) == 1 and type(groups[0]) is OperationFuser else None
-        return self._only
+        self._held = held
 
     def __getstate__(self):
         """What copies and pickles hold: fusers can be made again."""
-        state = self.__dict__ | {"_groups": None, "_only": None}
+        state = self.__dict__ | {"_held": None, "_groups": (), "_only": None}
         return state | {"kernels": _Table(state["kernels"])} if "kernels" in state else state
 
     def __setstate__(self, state):
