@@ -82,10 +82,11 @@ class DelayedScalingState(RecipeState):
 
     def __init__(self, recipe, roles, *, device=None, seed=0):
         super().__init__(recipe, roles, device=device, seed=seed)
-        self.scale = torch.ones(len(roles), dtype=torch.float32, device=device)
-        self.amax_history = torch.zeros(recipe.amax_history_len, len(roles), dtype=torch.float32, device=device)
         largest = [formats.LARGEST[recipe.fp8_format.dtype(role)] * 2.0**-recipe.margin for role in roles]
-        self._largest = torch.tensor(largest, dtype=torch.float32, device=device)
+        with torch.inference_mode(False):  # training may follow, which writes them
+            self.scale = torch.ones(len(roles), dtype=torch.float32, device=device)
+            self.amax_history = torch.zeros(recipe.amax_history_len, len(roles), dtype=torch.float32, device=device)
+            self._largest = torch.tensor(largest, dtype=torch.float32, device=device)
 
     @torch.no_grad()
     def update(self):

@@ -187,11 +187,42 @@ def test_training_goes_on_from_a_saved_state(recipe, tmp_path):
     assert again.state_dict().keys() == made.state_dict().keys()
     made.zero_grad()
     assert same(steps(again, 2, recipe), steps(made, 2, recipe))
-    other = recipes.DelayedScaling(amax_history_len=7)
-    with recipes.autocast(recipe=other), pytest.raises(ValueError, match="must have"):
-        fresh = pipeline(ops.RMSNorm(SIZE), ops.Quantize(), ops.BasicLinear(SIZE, SIZE))
-        fresh.load_state_dict(torch.load(tmp_path / "state.pt"))
-        fresh(draw(64, SIZE))
+
+
+@pytest.mark.parametrize("other", [*list(RECIPES.values())[1:], recipes.DelayedScaling(amax_history_len=7),
+                                   recipes.DelayedScaling(amax_history_len=2, margin=1)], ids=repr)
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_recipe_that_is_another_starts_anew(loaded, other):
+    """Whether the state before was loaded or is in use."""
+    made = pipeline(ops.RMSNorm(SIZE), ops.Quantize(), ops.BasicLinear(SIZE, SIZE))
+    fresh = copy.deepcopy(made)
+    steps(made, 2, RECIPES["delayed"])
+    if loaded:
+        state, made = made.state_dict(), copy.deepcopy(fresh)
+        made.load_state_dict(state)
+    made.zero_grad()
+    assert same(steps(made, 2, other), steps(fresh, 2, other)) and made[2]._state.recipe == other
+
+
+def test_a_state_that_does_not_fit_is_refused_at_every_call():
+    made = pipeline(ops.BasicLinear(SIZE, SIZE))
+    steps(made, 1, RECIPES["delayed"])
+    state = made.state_dict()
+    state["0._extra_state"] |= {"scale": torch.ones(7)}
+    made.load_state_dict(state)
+    for _ in range(2):
+        with recipes.autocast(recipe=RECIPES["delayed"]), pytest.raises(ValueError, match="must have"):
+            made(draw(64, SIZE))
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_inference_may_come_first(recipe):
+    made = pipeline(ops.RMSNorm(SIZE), ops.Quantize(), ops.BasicLinear(SIZE, SIZE))
+    twin, x = copy.deepcopy(made), draw(64, SIZE).detach()
+    for pipe, guard in ((made, torch.inference_mode), (twin, torch.no_grad)):
+        with guard(), recipes.autocast(recipe=recipe):
+            pipe(x)
+    assert same(steps(made, 3, recipe), steps(twin, 3, recipe))
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])

@@ -14,7 +14,8 @@ class QuantizingOperation(BasicOperation):
     """A basic operation that quantizes its `roles` where a recipe is active.
 
     The state of the recipe goes into `state_dict`, where there is one, and comes back from there; without one, a loaded
-    state waits for the first call with a recipe.
+    state waits for the first call with a recipe. Any other recipe starts anew, be it another margin alone, whether the
+    state is in use or was loaded.
     """
 
     def __init__(self):
@@ -25,11 +26,13 @@ class QuantizingOperation(BasicOperation):
     def recipe_state(self, recipe, device):
         """What `recipe` keeps for this operation: what there is, that of a checkpoint, or a new one."""
         if self._state is None or self._state.recipe != recipe:
-            self._state, self._step = recipe.state(self.roles, device=device, seed=self._seed), None
-            self._state_device = device
+            state, step = recipe.state(self.roles, device=device, seed=self._seed), None
             if self._waiting is not None:
-                self._state.load_state_dict(self._waiting)
-                self._waiting, self._step = None, _LOADED
+                held = dict(self._waiting)
+                if held.pop("recipe", repr(recipe)) == repr(recipe):
+                    state.load_state_dict(held)
+                    step = _LOADED
+            self._state, self._state_device, self._step, self._waiting = state, device, step, None
         elif self._state_device != device:
             held = self._state.state_dict()
             self._state, self._state_device = recipe.state(self.roles, device=device, seed=self._seed), device
@@ -54,7 +57,9 @@ class QuantizingOperation(BasicOperation):
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        held = self._waiting if self._state is None else self._state.state_dict()
+        held = self._waiting
+        if self._state is not None:
+            held = self._state.state_dict() | {"recipe": repr(self._state.recipe)}
         if held is not None:
             destination[f"{prefix}_extra_state"] = held | {"seed": self._seed}
 
