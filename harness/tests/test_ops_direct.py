@@ -112,3 +112,41 @@ def test_hooks_see_what_it_keeps_and_backward_runs_again():
     (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grad.sum().backward()
+
+
+class Fourfold(ops.ConstantScale):
+    """Another factor than the one that it has."""
+
+    def op_forward(self, ctx, input_, **options):
+        return 4 * super().op_forward(ctx, input_, **options)
+
+    def op_backward(self, ctx, grad_output):
+        return 4 * super().op_backward(ctx, grad_output)[0], ()
+
+
+class Shifted(ops.BasicLinear):
+    """Adds one to its output, and to the gradient of its input."""
+
+    def op_forward(self, ctx, input_, **options):
+        return super().op_forward(ctx, input_, **options) + 1
+
+    def op_backward(self, ctx, grad_output):
+        grad_input, grad_parameters = super().op_backward(ctx, grad_output)
+        return grad_input + 1, grad_parameters
+
+
+class Named(ops.BasicLinear):
+    """Computes as its base does."""
+
+
+@pytest.mark.parametrize("linear, scale", [(Shifted, ops.ConstantScale), (ops.BasicLinear, Fourfold),
+                                           (Named, ops.ConstantScale)])
+def test_a_subclass_computes_as_it_says(linear, scale):
+    x, found = draw(SIZE, SIZE), []
+    for fuse in (True, False):
+        torch.manual_seed(0)
+        made = ops.Sequential(linear(SIZE, SIZE), scale(0.5), ops.AddExtraInput(in_place=True), fuse=fuse)
+        y = made(x, torch.ones(SIZE, SIZE))
+        found.append([y, *torch.autograd.grad(y.square().sum(), [x, *made.parameters()])])
+        assert is_direct(y) == (fuse and linear is Named)
+    torch.testing.assert_close(*found)

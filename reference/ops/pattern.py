@@ -7,10 +7,14 @@ from types import MappingProxyType
 
 from reference.ops.op import BasicOperation, FusedOperation
 
+_COMPUTING = ("op_forward", "op_backward", "fuser_forward", "fuser_backward")
+
 
 @dataclass(frozen=True)
 class Fusion:
-    """Adjacent basic operations of the classes of `pattern`, for which `when` holds, are computed by `fused`.
+    """Adjacent basic operations of the classes of `pattern`, for which `when` holds, are computed by `fused`. So are
+    those of a subclass, unless it computes in a way of its own: has another `op_forward`, `op_backward`,
+    `fuser_forward` or `fuser_backward`.
 
     pattern: keyword of the constructor of `fused` -> class of a basic operation, in forward order.
     when: takes the operations by the same keywords; None takes all.
@@ -34,7 +38,7 @@ class Fusion:
 
     def _window(self, ops):
         """Keyword -> operation where `ops` match; else empty."""
-        if len(ops) < len(self.pattern) or not all(map(isinstance, ops, self.pattern.values())):
+        if len(ops) < len(self.pattern) or not all(map(_computes_as, ops, self.pattern.values())):
             return {}
         window = dict(zip(self.pattern, ops))
         return window if self.when is None or self.when(**window) else {}
@@ -98,7 +102,9 @@ def register_forward_fusion(pattern, fused, when=None):
     """Compute adjacent operations by one class of your own in forward, before any built-in fusion is tried.
 
     pattern: keyword of the constructor of `fused` -> class of a basic operation, in forward order; `when`, if given,
-    takes the operations by the same keywords and says whether the fusion applies. -> a Registration, to `remove()`.
+    takes the operations by the same keywords and says whether the fusion applies. Subclasses that compute in a way of
+    their own need a pattern that names them. With a recipe the input of `fused` may be a quantized tensor, where its
+    first operation takes one (`takes_quantized_input`). -> a Registration, to `remove()`.
     Errors: TypeError for a class that takes other operations than the pattern has, or has no `fuser_forward`.
     """
     return FORWARD.register(pattern, fused, when)
@@ -107,6 +113,10 @@ def register_forward_fusion(pattern, fused, when=None):
 def register_backward_fusion(pattern, fused, when=None):
     """The same for backward, whose list is in forward order, too: the class has a `fuser_backward`."""
     return BACKWARD.register(pattern, fused, when)
+
+
+def _computes_as(op, kind):
+    return isinstance(op, kind) and all(getattr(type(op), each) is getattr(kind, each) for each in _COMPUTING)
 
 
 def _check(pattern, fused, when, method):
