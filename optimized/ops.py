@@ -3,15 +3,15 @@
 import optimized
 from reference import ops
 from reference.ops import (
-    BasicOperation, FusedOperation, FusibleOperation, OperationContext, OperationFuser, register_backward_fusion,
-    register_forward_fusion
+    BasicOperation, FusedOperation, FusibleOperation, OperationContext, OperationFuser, checkpoint_contexts,
+    register_backward_fusion, register_forward_fusion
 )
 
 __all__ = [
     "AddExtraInput", "BackwardLinearScale", "BasicLinear", "BasicOperation", "Bias", "ConstantScale",
     "ForwardLinearScaleAdd", "FusedOperation", "FusibleOperation", "Identity", "LayerNorm", "MakeExtraOutput",
-    "OperationContext", "OperationFuser", "Quantize", "RMSNorm", "Sequential", "register_backward_fusion",
-    "register_forward_fusion",
+    "OperationContext", "OperationFuser", "Quantize", "RMSNorm", "Sequential", "checkpoint_contexts",
+    "register_backward_fusion", "register_forward_fusion",
 ]
 
 

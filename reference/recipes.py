@@ -248,8 +248,9 @@ _active = contextvars.ContextVar("region", default=None)
 def autocast(enabled=True, *, recipe=None, amax_reduction_group=None):
     """Operations whose forward runs inside quantize by `recipe`; None means DelayedScaling().
 
-    `enabled=False` turns an outer one off. The recipe of forward is also that of the backward that belongs to it. The
-    outermost `autocast` is a step: at the first forward of the next one, delayed scaling takes its new scales.
+    `enabled=False` turns an outer one off. The recipe of forward is also that of the backward that belongs to it; for
+    one with activation checkpoints see `reference.ops.checkpoint_contexts`. The outermost `autocast` is a step: at the
+    first forward of the next one, delayed scaling takes its new scales.
     Errors: TypeError for what is no bool or no recipe.
     """
     is_flag("autocast", "enabled", enabled)

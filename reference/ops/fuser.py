@@ -16,6 +16,7 @@ from reference.ops.node import guarded, recorder
 from reference.ops.op import UNQUANTIZED
 from reference.ops.plan import Prepared, make_plan
 from reference.ops.quantizing import begin
+from reference.ops.recompute import Found, active_checkpoints, kept
 from reference.ops.saved import dense, flatten, restore
 from reference.quantized import QuantizedTensor
 from reference.recipes import active_region
@@ -170,8 +171,10 @@ class OperationFuser:
             refuse(ValueError, "Sequential", f"{len(extra_inputs)} extra inputs, but its operations take "
                                              f"{self.num_extra_inputs}")
         call, region, recipe, given = self._last, active_region(), None, (*extra_inputs, input)
-        if region is not None or self._region is not None:
-            region, recomputed = self._where(region)
+        checkpoints = active_checkpoints()
+        if region is not None or self._region is not None or checkpoints is not None:
+            found = checkpoints and checkpoints.next_found(self.basic_ops)
+            region, recomputed = (found.region, True) if found else self._where(region)
             recipe = region and region.recipe
         if _are_functorch_transforms_active():
             refuse(NotImplementedError, "Sequential", "torch.func cannot transform a pipeline")
@@ -188,7 +191,11 @@ class OperationFuser:
         if plan.written:
             check_in_place(plan, tensors)
         if region is not None:
-            call = self._last = self._quantizing(call, region, input.device, recomputed)
+            quantizers = found.quantizers if found else self._quantizers(plan, region, input.device, recomputed)
+            if not all(map(is_, quantizers, call.quantizers)):
+                call = self._last = Prepared(plan, quantizers, self._no_keywords)
+        if checkpoints is not None:
+            checkpoints.note(found or Found(self.basic_ops, region, tuple(map(kept, call.quantizers))))
         return call, tensors
 
     def fused(self):
@@ -215,12 +222,10 @@ class OperationFuser:
             call = self._prepared[recipe, recording, flags] = prepared(plan, self._unquantized, self._no_keywords)
         return call
 
-    def _quantizing(self, call, region, device, recomputed):
-        """`call` with the quantizers of this step."""
-        plan = call.plan
+    def _quantizers(self, plan, region, device, recomputed):
+        """Those of this step, for each operation."""
         begin([op for _, op, _, _ in plan.quantizing], region, device, recomputed)
         found = list(self._unquantized)
         for place, op, input_requires_grad, weight_requires_grad in plan.quantizing:
             found[place] = op.quantizers(input_requires_grad, weight_requires_grad)
-        return call if all(map(is_, found, call.quantizers)) else Prepared(plan, tuple(found), self._no_keywords)
-
+        return tuple(found)

@@ -78,7 +78,8 @@ def begin(operations, region, device, recomputed):
     """Make ready the states of the operations for a call inside `region`; at the first call of a step the step before
     ends: amax is reduced over ranks, and delayed scaling takes its new scales.
 
-    Operations in eval mode, and a forward that is `recomputed` inside backward, stay in their step.
+    Operations in eval mode, and a forward that is `recomputed` inside backward, stay in their step: the newest one, be
+    it that of another forward than the one which is computed again. See `checkpoint_contexts`.
     """
     ended = []
     for op in operations:
