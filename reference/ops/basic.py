@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from reference.arguments import is_flag, is_integer
+from reference.arguments import is_flag, is_integer, refuse
 from reference.ops.op import BasicOperation, Quantizers
 from reference.ops.parallel import tensor_parallel
 from reference.ops.quantizing import QuantizingOperation, no_keywords
@@ -25,13 +25,19 @@ class Identity(BasicOperation):
         return grad_output, ()
 
 
+class BiasSaved(NamedTuple):
+    """What the backward of a bias needs."""
+
+    learns: bool
+    dtype: torch.dtype  # of the bias
+
+
 class Bias(BasicOperation):
     """output = input + bias, in the dtype of the input.
 
     With `tensor_parallel_mode` "column" each rank of the group has its share of the bias.
     Shapes: input (..., size); bias (size,) -> (..., size).
-    Errors: ValueError and TypeError for arguments; RuntimeError for shapes, as PyTorch has it.
-    Source: TransformerEngine, Bias.
+    Errors: ValueError and TypeError for arguments, shapes and dtypes. Source: TransformerEngine, Bias.
     """
 
     def __init__(self, size, *, device=None, dtype=None, tensor_parallel_mode=None, tensor_parallel_group=None):
@@ -48,15 +54,22 @@ class Bias(BasicOperation):
 
     def op_forward(self, ctx, input_, *, prev_op_grad_output_quantizer, next_op_input_quantizer):
         """input + bias"""
-        x = dense(input_, ctx.kernels)
-        return (x + self._parameters["bias"]).to(x.dtype)
+        x, bias = dense(input_, ctx.kernels), self._parameters["bias"]
+        if x.shape[-1:] != bias.shape:
+            refuse(ValueError, "Bias", f"input has shape {tuple(x.shape)}, but must have rows of {self.local_size}")
+        if not x.dtype.is_floating_point:
+            refuse(TypeError, "Bias", f"input has dtype {x.dtype}, but must have floating point")
+        if ctx.requires_grad:
+            ctx.saved = BiasSaved(bias.requires_grad, bias.dtype)
+        return (x + bias).to(x.dtype)
 
     def op_backward(self, ctx, grad_output):
         """The gradient itself, and its sum over rows, in float32."""
-        dy, bias = dense(grad_output, ctx.kernels), self._parameters["bias"]
-        if not bias.requires_grad:
+        dy = dense(grad_output, ctx.kernels)
+        if not ctx.saved.learns:
             return dy, (None,)
-        return dy, (dy.reshape(-1, bias.numel()).sum(0, dtype=torch.float32).to(bias.dtype),)
+        rows = dy.reshape(dy.shape[:-1].numel(), dy.shape[-1])
+        return dy, (rows.sum(0, dtype=torch.float32).to(ctx.saved.dtype),)
 
 
 class ConstantScaleSaved(NamedTuple):

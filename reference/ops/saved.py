@@ -4,7 +4,7 @@ import functools
 from types import NoneType
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, dtype
 from torch.nn import Parameter
 
 from reference.quantized import QuantizedTensor
@@ -72,9 +72,9 @@ def _form(saved, tensors):
 
 @functools.cache
 def _is_plain(kind):
-    """Whether all fields of a named tuple are declared as numbers."""
+    """Whether all fields of a named tuple are declared as numbers or dtypes."""
     fields = getattr(kind, "__annotations__", {}).values()
-    return bool(fields) and all(field in (bool, int, float) for field in fields)
+    return bool(fields) and all(field in (bool, int, float, dtype) for field in fields)
 
 
 def _emptied(value, tensors):

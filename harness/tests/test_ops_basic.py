@@ -1,0 +1,38 @@
+"""What single operations take, and what they make of parameters and gradients that are in use elsewhere."""
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from reference import ops
+
+
+@pytest.mark.parametrize("frozen", ["the module's", "the call's"])
+def test_a_bias_that_is_swapped_for_a_call_gets_its_gradient(frozen):
+    made = ops.Sequential(ops.Bias(4), ops.ConstantScale(2.0))
+    given = torch.ones(4, dtype=torch.bfloat16, requires_grad=frozen == "the module's")
+    made.requires_grad_(not given.requires_grad)
+    x = torch.ones(3, 4, requires_grad=True)
+    y = functional_call(made, {"0.bias": given}, (x,))
+    y.sum().backward()
+    assert made[0].bias.grad is None and x.grad.tolist() == [[2.0] * 4] * 3
+    if given.requires_grad:
+        assert given.grad.dtype == torch.bfloat16 and given.grad.tolist() == [6.0] * 4
+
+
+@pytest.mark.parametrize("made, x, error, words", [
+    (lambda: ops.Bias(8), torch.ones(2, 1), ValueError, r"Bias: input has shape \(2, 1\), but must have rows of 8"),
+    (lambda: ops.Bias(1), torch.ones(2, 8), ValueError, "must have rows of 1"),
+    (lambda: ops.Bias(1), torch.ones(()), ValueError, "must have rows of 1"),
+    (lambda: ops.Bias(4), torch.ones(2, 4, dtype=torch.int64), TypeError, "Bias: input has dtype torch.int64"),
+])
+def test_a_bias_does_not_broadcast(made, x, error, words):
+    with pytest.raises(error, match=words):
+        made()(x)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3, 4), (0, 4), (3, 0)])
+def test_a_bias_of_any_size(shape):
+    bias, x = ops.Bias(shape[-1]), torch.randn(shape, requires_grad=True)
+    bias(x).backward(torch.ones(shape))
+    assert bias.bias.grad.tolist() == [float(x[..., 0].numel() if shape[-1] else 0)] * shape[-1]
