@@ -38,4 +38,4 @@ def add(input, other, *, out=None):
 
 def _float32(scale):
     """The float that float32 makes of a number."""
-    return torch.tensor(scale, dtype=torch.float32).item()
+    return torch.tensor(scale, dtype=torch.float32, device="cpu").item()  # whatever the default device is

@@ -110,6 +110,11 @@ def test_bytes_of_the_reference(dtype, layout):
         check_both(shape, dtype, (layout, layout), "cuda")
 
 
+def test_a_factor_needs_no_default_device():
+    with torch.device("meta"):
+        assert reference.constant_scale(torch.ones(3, device="cpu"), 0.5).tolist() == [0.5] * 3
+
+
 @pytest.mark.gpu
 def test_special_values():
     special = torch.tensor([0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-45, 3e38, -3e38], device="cuda")
