@@ -129,6 +129,21 @@ def _two_layers(rank, size):
         _check(found, [part(y), part(dx), share(dbias, 0, rank, size), share(dweight, 0, rank, size)], False)
 
 
+def _quantize_beside(rank, size):
+    """A tensor that ranks gather may come quantized: its values are exchanged."""
+    for mode, before, behind in (("column", ops.Quantize(), ops.Identity()),
+                                 ("row", ops.Identity(), ops.Quantize(forward=False, backward=True))):
+        linear = ops.BasicLinear(SIZE, SIZE, tensor_parallel_mode=mode, sequence_parallel=True)
+        found = []
+        for pipeline in (ops.Sequential(linear), ops.Sequential(before, linear, behind)):
+            torch.manual_seed(rank)
+            x = torch.randn(ROWS // size if mode == "column" else ROWS, linear.local_in_features, requires_grad=True)
+            with recipes.autocast(recipe=recipes.Float8CurrentScaling()):
+                y = pipeline(x)
+            found.append([y, *torch.autograd.grad(y.square().sum(), (x, linear.weight))])
+        _check(*found, quantized=True)
+
+
 def _delayed_scaling(rank, size):
     """Ranks that see other values take the same scales; those that do not reduce take their own."""
     for reduces in (True, False):
@@ -196,5 +211,6 @@ SCENARIOS = {f"{mode}{' sequence' * sequence}{' quantized' if recipe else ''}": 
              for mode, sequence, recipe in MODES}
 SCENARIOS |= {
     "main_grad column": _split("column", True, accumulate=True), "main_grad row": _split("row", False, accumulate=True),
-    "two layers": _two_layers, "delayed scaling": _delayed_scaling, "bad input": _bad_input, "groups": _groups,
+    "two layers": _two_layers, "quantize beside": _quantize_beside, "delayed scaling": _delayed_scaling,
+    "bad input": _bad_input, "groups": _groups,
 }

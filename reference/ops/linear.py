@@ -116,7 +116,7 @@ class BasicLinear(QuantizingOperation):
             self._main_grad()
         x = kept = input_
         if self.parallel.gathers_input:
-            x, work = self.parallel.gather(input_)
+            x, work = self.parallel.gather(dense(input_, ctx.kernels))
             work.wait()
         if quantizers is not UNQUANTIZED:
             x = kept = self._quantized(ctx, x, quantizers.input)
@@ -147,7 +147,7 @@ class BasicLinear(QuantizingOperation):
         """One product after the other, each with its orientation of what is quantized, beside what ranks exchange."""
         (x, weight), parallel = ctx.saved, self.parallel
         if parallel.gathers_grad_output:
-            grad_output, work = parallel.gather(grad_output)
+            grad_output, work = parallel.gather(dense(grad_output, ctx.kernels))
             work.wait()
         if ctx.quantizers is not UNQUANTIZED:
             grad_output = self._quantized(ctx, grad_output, ctx.quantizers.grad_output)
