@@ -16,7 +16,7 @@ KINDS = {
     "S": lambda **of: ops.ConstantScale(0.75),
     "a": lambda **of: ops.AddExtraInput(),
     "A": lambda **of: ops.AddExtraInput(in_place=True),
-    "M": lambda **of: ops.MakeExtraOutput(),
+    "M": lambda **of: ops.MakeExtraOutput(in_place=True),
     "N": lambda **of: ops.LayerNorm(SIZE, **of),
     "R": lambda **of: ops.RMSNorm(SIZE, zero_centered_gamma=True, **of),
     "Q": lambda **of: ops.Quantize(backward=True),
@@ -84,7 +84,8 @@ def eager(made, x, extras):
 
 
 def results(run, made, x, extras, grads):
-    """Outputs and gradients of `run(*tensors)`, by name. Extra inputs are given as copies, which may be written."""
+    """Outputs and gradients of `run(*tensors)`, by name. Extra inputs are given as copies, which may be written;
+    gradients are not, and must not be."""
     x, extras = (each.detach().requires_grad_() for each in (x,)), [each.detach().requires_grad_() for each in extras]
     (x,) = x
     for op in made:
@@ -92,7 +93,9 @@ def results(run, made, x, extras, grads):
     outputs = run(x, *[each.clone() for each in extras])
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     found = {f"output {index}": each.detach().clone() for index, each in enumerate(outputs)}
-    torch.autograd.backward(outputs, [each.clone() for each in grads])
+    before = [each.clone() for each in grads]
+    torch.autograd.backward(outputs, grads)
+    assert all(map(torch.equal, grads, before))
     found |= {"grad_input": x.grad} | {f"grad of extra input {i}": each.grad for i, each in enumerate(extras)}
     for index, op in enumerate(made):
         found |= {f"grad of {index}.{key}": each.grad for key, each in op.named_parameters()}

@@ -36,3 +36,14 @@ def test_a_bias_of_any_size(shape):
     bias, x = ops.Bias(shape[-1]), torch.randn(shape, requires_grad=True)
     bias(x).backward(torch.ones(shape))
     assert bias.bias.grad.tolist() == [float(x[..., 0].numel() if shape[-1] else 0)] * shape[-1]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_gradients_that_autograd_shares_are_not_written(in_place):
+    """Of sums of outputs, weighted or not: one gradient, in the same memory, for both."""
+    made = ops.Sequential(ops.MakeExtraOutput(in_place=in_place), ops.AddExtraInput())
+    x, r, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True), torch.tensor([1.0, 2.0, 3.0])
+    for loss, dx, dr in ((lambda y, e: ((y + e) * w).sum(), 2 * w, w),
+                         (lambda y, e: y.sum() + e.sum(), 2 * torch.ones(3), torch.ones(3))):
+        found = torch.autograd.grad(loss(*made(x, r)), (x, r))
+        assert torch.equal(found[0], dx) and torch.equal(found[1], dr)

@@ -195,8 +195,9 @@ class AddExtraInput(BasicOperation):
 class MakeExtraOutput(BasicOperation):
     """output = extra output = input; their gradients are added up.
 
-    `in_place` writes the sum of the gradients into that of the extra output, which nobody else may need then.
-    Errors: those of `add`. Source: TransformerEngine, MakeExtraOutput.
+    `in_place`, which TransformerEngine has, changes nothing: the sum would go into the gradient of the extra output,
+    which is autograd's, who may hand the same memory to others. Errors: those of `add`.
+    Source: TransformerEngine, MakeExtraOutput.
     """
 
     num_extra_outputs = 1
@@ -223,4 +224,4 @@ class MakeExtraOutput(BasicOperation):
         if grad_output is None or extra is None:
             return extra if grad_output is None else grad_output, [()], [()]
         dy = dense(grad_output, kernels)
-        return kernels.add(dy, extra, out=extra if self._in_place else None), [()], [()]
+        return kernels.add(dy, extra), [()], [()]
