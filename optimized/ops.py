@@ -2,86 +2,33 @@
 
 import optimized
 from reference import ops
-from reference.ops import (
-    BasicOperation, FusedOperation, FusibleOperation, OperationContext, OperationFuser, checkpoint_contexts,
-    register_backward_fusion, register_forward_fusion
-)
 
-__all__ = [
-    "AddExtraInput", "BackwardLinearScale", "BasicLinear", "BasicOperation", "Bias", "ConstantScale",
-    "ForwardLinearScaleAdd", "FusedOperation", "FusibleOperation", "Identity", "LayerNorm", "MakeExtraOutput",
-    "OperationContext", "OperationFuser", "Quantize", "RMSNorm", "Sequential", "checkpoint_contexts",
-    "register_backward_fusion", "register_forward_fusion",
-]
+__all__ = ops.__all__
 
 
-class AddExtraInput(ops.AddExtraInput):
-    """reference.ops.AddExtraInput on the optimized table."""
+class OperationContext(ops.OperationContext):
+    """reference.ops.OperationContext on the optimized table."""
 
-    kernels = optimized
+    __slots__ = ()
 
-
-class BackwardLinearScale(ops.BackwardLinearScale):
-    """reference.ops.BackwardLinearScale on the optimized table."""
-
-    kernels = optimized
+    def __init__(self, kernels=optimized, *settings, **more):
+        super().__init__(kernels, *settings, **more)
 
 
-class BasicLinear(ops.BasicLinear):
-    """reference.ops.BasicLinear on the optimized table."""
+class OperationFuser(ops.OperationFuser):
+    """reference.ops.OperationFuser on the optimized table."""
 
-    kernels = optimized
-
-
-class Bias(ops.Bias):
-    """reference.ops.Bias on the optimized table."""
-
-    kernels = optimized
+    def __init__(self, ops, kernels=optimized, fuse=True):
+        super().__init__(ops, kernels, fuse)
 
 
-class ConstantScale(ops.ConstantScale):
-    """reference.ops.ConstantScale on the optimized table."""
-
-    kernels = optimized
-
-
-class ForwardLinearScaleAdd(ops.ForwardLinearScaleAdd):
-    """reference.ops.ForwardLinearScaleAdd on the optimized table."""
-
-    kernels = optimized
+def _here(base):
+    """`base` on the optimized table, and a subclass of its own bases that are here."""
+    bases = [globals()[each.__name__] for each in base.__mro__[1:] if each.__name__ in __all__]
+    said = f"reference.ops.{base.__name__} on the optimized table."
+    return type(base.__name__, (base, *bases), {"kernels": optimized, "__module__": __name__, "__doc__": said})
 
 
-class Identity(ops.Identity):
-    """reference.ops.Identity on the optimized table."""
-
-    kernels = optimized
-
-
-class LayerNorm(ops.LayerNorm):
-    """reference.ops.LayerNorm on the optimized table."""
-
-    kernels = optimized
-
-
-class MakeExtraOutput(ops.MakeExtraOutput):
-    """reference.ops.MakeExtraOutput on the optimized table."""
-
-    kernels = optimized
-
-
-class Quantize(ops.Quantize):
-    """reference.ops.Quantize on the optimized table."""
-
-    kernels = optimized
-
-
-class RMSNorm(ops.RMSNorm):
-    """reference.ops.RMSNorm on the optimized table."""
-
-    kernels = optimized
-
-
-class Sequential(ops.Sequential):
-    """reference.ops.Sequential on the optimized table."""
-
-    kernels = optimized
+for _each in sorted((getattr(ops, name) for name in __all__ if name not in globals()),
+                    key=lambda each: len(getattr(each, "__mro__", ()))):
+    globals()[_each.__name__] = _here(_each) if isinstance(_each, type) else _each
