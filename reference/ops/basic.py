@@ -40,6 +40,8 @@ class Bias(BasicOperation):
     Errors: ValueError and TypeError for arguments, shapes and dtypes. Source: TransformerEngine, Bias.
     """
 
+    needs = ("bias",)
+
     def __init__(self, size, *, device=None, dtype=None, tensor_parallel_mode=None, tensor_parallel_group=None):
         super().__init__()
         is_integer("Bias", "size", size)

@@ -144,8 +144,6 @@ class OperationFuser:
         self.num_extra_inputs = sum(op.num_extra_inputs for op in self.basic_ops)
         self.num_extra_outputs = sum(op.num_extra_outputs for op in self.basic_ops)
         self._no_keywords = ({},) * len(self.basic_ops)
-        self.slots = [(op._parameters, name) for op in self.basic_ops for name, each in op._parameters.items()
-                       if each is not None]
         self._unquantized = (UNQUANTIZED,) * len(self.basic_ops)
         self._prepared, self._last, self._region = {}, None, None
 
@@ -212,10 +210,22 @@ class OperationFuser:
             self._region = region
         return (region or self._region if recomputed else region), recomputed
 
+    @property
+    def slots(self):
+        """Where each parameter is by now: (what holds it, its name). TypeError where one that is needed is none."""
+        for op in self.basic_ops:
+            for name in op.needs:
+                if not isinstance(op._parameters.get(name), Tensor):
+                    refuse(TypeError, type(op).__name__, f"{name} is no parameter (but None, a plain tensor, or what a "
+                                                         "parametrization computes), but must be one")
+        return [(op._parameters, name) for op in self.basic_ops for name, each in op._parameters.items()
+                if each is not None]
+
     def _planned(self, recipe, recording, given):
         flags = tuple([each.requires_grad for each in (*given, *[held[name] for held, name in self.slots])])
         call = self._prepared.get((recipe, recording, flags))
         if call is None or not call.plan.suits(recipe, recording, given):
+            self._prepared = {key: each for key, each in self._prepared.items() if each.plan.holds_parameters()}
             run = _record if recording and any(flags) else partial(Node.forward, None)
             plan = make_plan(self, recipe, recording, flags, run)
             prepared = Direct if applies(plan) else Prepared

@@ -40,7 +40,7 @@ class BasicLinear(QuantizingOperation):
     Source: TransformerEngine, BasicLinear.
     """
 
-    roles = ROLES
+    needs, roles = ("weight",), ROLES
 
     def __init__(self, in_features, out_features, *, device=None, dtype=None, tensor_parallel_mode=None,
                  tensor_parallel_group=None, sequence_parallel=False, rng_state_tracker_function=None,

@@ -33,6 +33,8 @@ class RMSNormSaved(NamedTuple):
 class _Norm(BasicOperation):
     """What both share. H is the product of `normalized_shape`, which the input's last dimensions have."""
 
+    needs = ("weight",)
+
     def __init__(self, normalized_shape, *, eps=1e-5, device=None, dtype=None, zero_centered_gamma=False, sm_margin=0):
         super().__init__()
         name = type(self).__name__
@@ -77,7 +79,8 @@ class _Norm(BasicOperation):
 
 
 class LayerNorm(_Norm):
-    """output = (input − mu)·rsigma·g + bias: layernorm_fwd and layernorm_bwd, with `weight` and `bias`.
+    """output = (input − mu)·rsigma·g + bias: layernorm_fwd and layernorm_bwd, with `weight` and `bias`, which may be
+    set to None.
 
     `sm_margin` is a number, or one for each of "forward", "backward" and "inference".
     Errors: ValueError and TypeError for arguments and shapes.
@@ -93,14 +96,15 @@ class LayerNorm(_Norm):
     def reset_parameters(self):
         """A gain of 1, a bias of 0."""
         super().reset_parameters()
-        torch.nn.init.zeros_(self.bias)
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
 
     def op_forward(self, ctx, input_, *, prev_op_grad_output_quantizer, next_op_input_quantizer):
         """layernorm_fwd"""
         x, held = self._rows(dense(input_, ctx.kernels)), self._parameters
         weight = held["weight"]
         y, mu, rsigma = ctx.kernels.layernorm_fwd(
-            x, weight, held["bias"], self.eps, self._quantizer(next_op_input_quantizer), self._margin(ctx),
+            x, weight, held.get("bias"), self.eps, self._quantizer(next_op_input_quantizer), self._margin(ctx),
             self.zero_centered_gamma)
         if ctx.requires_grad:
             ctx.saved = LayerNormSaved(x, weight, mu, rsigma)
@@ -112,7 +116,8 @@ class LayerNorm(_Norm):
         dz = self._rows(dense(grad_output, ctx.kernels))
         dx, dgamma, dbeta = ctx.kernels.layernorm_bwd(
             dz, x, mu, rsigma, weight, self._margins["backward"], self.zero_centered_gamma)
-        return dx if len(self._shape) == 1 else dx.view(grad_output.shape), (dgamma, dbeta)
+        gradients = (dgamma,) if self._parameters.get("bias") is None else (dgamma, dbeta)
+        return dx if len(self._shape) == 1 else dx.view(grad_output.shape), gradients
 
 
 class RMSNorm(_Norm):

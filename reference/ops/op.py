@@ -95,6 +95,8 @@ class BasicOperation(FusibleOperation):
 
     num_extra_inputs = 0
     num_extra_outputs = 0
+    needs = ()
+    """Names of the parameters without which it cannot compute."""
     roles = ()
     """What a recipe quantizes of the operation: see reference.recipes."""
     takes_quantized_input = False

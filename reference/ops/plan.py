@@ -41,7 +41,8 @@ class Plan:
     """What is kept for calls like one another: their recipe, the tensors that need gradients, the parameters.
 
     recording: whether autograd does. flags: of the extra inputs, the input and the parameters, in this order, whether
-    they need gradients; requires: the same, empty where autograd records nothing. slots: where each parameter is found.
+    they need gradients; requires: the same, empty where autograd records nothing. slots: where each parameter is found;
+    absent: where one may be put, and is none.
     fused: what is computed together, forward and backward, both in forward order. settings: of each basic operation
     whether backward reaches it; whether its input needs a gradient. forward, backward: steps in the order in which they
     run; `unfused` is `backward` without fusions. no_gradients: None for each parameter, and for each extra input, of
@@ -59,6 +60,7 @@ class Plan:
     requires: tuple[bool, ...]
     parameters: tuple[Tensor, ...]
     slots: tuple[tuple[dict, str, Tensor, bool], ...]
+    absent: tuple[tuple[dict, str], ...]
     version: object
     kernels: Any
     fused: tuple[tuple[Any, ...], tuple[Any, ...]]
@@ -84,10 +86,20 @@ class Plan:
         for tensor, flag in zip(given, self.flags):
             if tensor.requires_grad is not flag:
                 return False
-        for held, name, parameter, flag in self.slots:
-            if held[name] is not parameter or parameter.requires_grad is not flag:
-                return False
+        try:
+            for held, name, parameter, flag in self.slots:
+                if held[name] is not parameter or parameter.requires_grad is not flag:
+                    return False
+            for held, name in self.absent:
+                if held[name] is not None:
+                    return False
+        except KeyError:  # a parameter that was deleted
+            return False
         return True
+
+    def holds_parameters(self):
+        """Whether its parameters are still those of the operations."""
+        return all(held.get(name) is parameter for held, name, parameter, _ in self.slots)
 
 
 class Prepared:
@@ -142,9 +154,9 @@ def make_plan(fuser, recipe, recording, flags, run):
     slots = tuple((held, name, held[name], flag)
                   for (held, name), flag in zip(fuser.slots, flags[fuser.num_extra_inputs + 1:]))
     return Plan(
-        recipe, recording, flags, requires, tuple(each for _, _, each, _ in slots), slots, pattern.Fusions.version,
-        fuser.kernels, fused,
-        (tuple(reached), tuple(inputs)), forward, backward, unfused,
+        recipe, recording, flags, requires, tuple(each for _, _, each, _ in slots), slots,
+        tuple((op._parameters, name) for op in ops for name, each in op._parameters.items() if each is None),
+        pattern.Fusions.version, fuser.kernels, fused, (tuple(reached), tuple(inputs)), forward, backward, unfused,
         no_gradients=(tuple((None,) * _count(op) for op in ops), tuple((None,) * op.num_extra_inputs for op in ops)),
         input=fuser.num_extra_inputs, extra_outputs=fuser.num_extra_outputs,
         written=written, checked=tuple(_checked(*each, forward, ops, recipe) for each in written),
