@@ -47,3 +47,34 @@ def test_gradients_that_autograd_shares_are_not_written(in_place):
                          (lambda y, e: y.sum() + e.sum(), 2 * torch.ones(3), torch.ones(3))):
         found = torch.autograd.grad(loss(*made(x, r)), (x, r))
         assert torch.equal(found[0], dx) and torch.equal(found[1], dr)
+
+
+class HalfOf(torch.autograd.Function):
+    """A view that a function of one's own gives."""
+
+    @staticmethod
+    def forward(ctx, whole):
+        return whole[:2]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.cat((grad, torch.zeros_like(grad)))
+
+
+@pytest.mark.parametrize("view", [
+    torch.no_grad()(lambda whole: whole[:2]), lambda whole: whole.chunk(2)[0],
+    lambda whole: whole.view(2, 2, 4).unbind(0)[0], HalfOf.apply, lambda whole: whole[:2],
+], ids=["no_grad", "chunk", "unbind", "function", "slice"])
+@pytest.mark.parametrize("learns", [(False, False), (False, True), (True, False), (True, True)], ids=str)
+@pytest.mark.parametrize("before", [(), (ops.ConstantScale,)], ids=["alone", "behind another"])
+def test_what_pytorch_does_not_write_stays_as_it_is(view, learns, before):
+    made, found = ops.Sequential(*[each(1.0) for each in before], ops.AddExtraInput(in_place=True)), []
+    for write in (lambda x, target: target.add_(x), lambda x, target: made(x, target)):
+        target = view(torch.zeros(4, 4, requires_grad=learns[0]) * 1)
+        try:
+            write(torch.ones(2, 4, requires_grad=learns[1]), target)
+            found.append(True)
+        except RuntimeError:
+            found.append(False)
+        assert target.detach().any() == found[-1]
+    assert found[0] is found[1]

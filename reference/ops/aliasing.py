@@ -1,5 +1,7 @@
 """What must hold before an extra input is written."""
 
+from torch._C._autograd import CreationMeta, _get_creation_meta
+
 from reference.arguments import are_apart, are_tensors, is_apart_from_itself
 
 
@@ -49,6 +51,9 @@ def _may_be_written(plan, target):
     base = target._base
     if base is not None and base.requires_grad and base.is_leaf:
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
+    if target._is_view() and any(plan.requires) and _get_creation_meta(target) != CreationMeta.DEFAULT:
+        raise RuntimeError("AddExtraInput: the extra input is a view that autograd lets nobody write: from a function "
+                           "that gives several or is one's own, or made where no gradients are recorded")
     if target._is_view() and not plan.may_be_view:
         raise RuntimeError("AddExtraInput: the extra input is a view, which autograd lets be written only where it "
                            "comes first and becomes the one output of the pipeline")
