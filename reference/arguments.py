@@ -6,7 +6,7 @@ An error names function and argument, what was given and what is allowed.
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -19,6 +19,15 @@ def refuse(error, function, text):
 def kind(value):
     """What a value of a wrong type is called in a message."""
     return f"a {type(value).__name__}"
+
+
+def is_group(function, name, value):
+    """ValueError unless the value is None or a process group that this rank is in."""
+    if value is None or distributed.is_available() and isinstance(value, distributed.ProcessGroup):
+        return
+    foreign = distributed.is_available() and value is distributed.GroupMember.NON_GROUP_MEMBER
+    allowed = "a group that this rank is in" if foreign else "a ProcessGroup"
+    refuse(ValueError, function, f"{name} is {value!r}, but must be {allowed} or None")
 
 
 def are_tensors(function, tensors, dtypes):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from reference import formats
-from reference.arguments import is_flag, is_integer, kind, refuse
+from reference.arguments import is_flag, is_group, is_integer, kind, refuse
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 
 ROLES = ("input", "weight", "grad_output")
@@ -251,11 +251,12 @@ def autocast(enabled=True, *, recipe=None, amax_reduction_group=None):
     `enabled=False` turns an outer one off. The recipe of forward is also that of the backward that belongs to it; for
     one with activation checkpoints see `reference.ops.checkpoint_contexts`. The outermost `autocast` is a step: at the
     first forward of the next one, delayed scaling takes its new scales.
-    Errors: TypeError for what is no bool or no recipe.
+    Errors: TypeError for what is no bool or no recipe, ValueError for a group that this rank is not in.
     """
     is_flag("autocast", "enabled", enabled)
     if recipe is not None and not isinstance(recipe, Recipe):
         refuse(TypeError, "autocast", f"recipe is {kind(recipe)}, but must be a recipe or None")
+    is_group("autocast", "amax_reduction_group", amax_reduction_group)
     outer = _active.get()
     step = object() if outer is None else outer.step
     token = _active.set(Region(recipe or DelayedScaling(), amax_reduction_group, step) if enabled else None)

@@ -198,12 +198,14 @@ def _groups(rank, size):
     linear = ops.BasicLinear(8, 8, tensor_parallel_mode="row", tensor_parallel_group=single, sequence_parallel=True)
     assert linear.tensor_parallel_mode is None and linear.weight.shape == (8, 8)
     other = pairs[1 - rank // 2]
-    try:
-        ops.BasicLinear(8, 8, tensor_parallel_mode="row", tensor_parallel_group=other)
-    except ValueError as error:
-        assert "a group that this rank is in" in str(error)
-    else:
-        raise AssertionError("a group of others was taken")
+    for take in (lambda: ops.BasicLinear(8, 8, tensor_parallel_mode="row", tensor_parallel_group=other),
+                 lambda: recipes.autocast(amax_reduction_group=other).__enter__()):
+        try:
+            take()
+        except ValueError as error:
+            assert "a group that this rank is in" in str(error)
+        else:
+            raise AssertionError("a group of others was taken")
 
 
 GROUPS: dict = {}

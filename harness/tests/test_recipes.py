@@ -204,6 +204,7 @@ def test_autocast_belongs_to_its_thread_and_context():
     (lambda: DelayedScaling().state(ROLES).quantizer("input", rowwise=False), ValueError, ("rowwise", "columnwise")),
     (lambda: autocast(recipe="fp8").__enter__(), TypeError, ("autocast: ", "recipe", "str")),
     (lambda: autocast(1).__enter__(), TypeError, ("autocast: ", "enabled", "int")),
+    (lambda: autocast(amax_reduction_group="all").__enter__(), ValueError, ("amax_reduction_group", "all")),
 ))
 def test_refused(make, error, words):
     with pytest.raises(error) as caught:

@@ -2,8 +2,10 @@
 
 "column": each rank has rows of the weight, hence columns of the output. "row": each has columns of the weight, hence
 needs columns of the input, and the outputs are added up. With `sequence_parallel` the tensors that every rank would
-have whole are split along their first dimension instead. Source: Shoeybi et al., "Megatron-LM", arXiv:1909.08053;
-Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198.
+have whole are split along their first dimension instead. All ranks' inputs must have as many rows: nothing looks, and
+where they differ, the backend of the group fails, waits for ever or ends the process. Source: Shoeybi et al.,
+"Megatron-LM", arXiv:1909.08053; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
+arXiv:2205.05198.
 """
 
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 
-from reference.arguments import is_flag, refuse
+from reference.arguments import is_flag, is_group, refuse
 
 MODES = (None, "column", "row")
 
@@ -92,10 +94,7 @@ def tensor_parallel(function, mode, group=None, sequence_parallel=False, device=
         return TensorParallel()
     if not (distributed.is_available() and distributed.is_initialized()):
         refuse(ValueError, function, f"tensor_parallel_mode is {mode!r}, but torch.distributed is not initialised")
-    if group is not None and not isinstance(group, distributed.ProcessGroup):
-        foreign = group is distributed.GroupMember.NON_GROUP_MEMBER
-        allowed = "a group that this rank is in" if foreign else "a ProcessGroup"
-        refuse(ValueError, function, f"tensor_parallel_group is {group!r}, but must be {allowed} or None")
+    is_group(function, "tensor_parallel_group", group)
     kind = torch.device(device or torch.get_default_device()).type
     if kind == "cpu" and distributed.get_backend(group) == "nccl":
         refuse(ValueError, function, "tensor_parallel_group uses nccl, but the weight is on cpu")
