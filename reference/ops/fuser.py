@@ -44,9 +44,10 @@ class Node(torch.autograd.Function):
                     x = step.run(contexts[step.first], x, prev_op_grad_output_quantizer=before,
                                  next_op_input_quantizer=behind, **keywords)
                     continue
-                x, made = step.run(
+                found = step.run(
                     contexts[step.covered], x, basic_op_extra_inputs=step.extra_inputs(tensors),
                     prev_op_grad_output_quantizer=before, next_op_input_quantizer=behind, basic_op_kwargs=keywords)
+                x, made = _refuse_alone(step) if isinstance(found, Tensor) else found
                 if step.has_extra_outputs:
                     outputs += tuple(each for several in made for each in several)
         except ValueError:
@@ -101,6 +102,11 @@ class Node(torch.autograd.Function):
 
 
 _record = recorder(Node)
+
+
+def _refuse_alone(step):
+    refuse(TypeError, type(step.op).__name__, "fuser_forward gave a tensor, but must give the output and, of each "
+                                              "basic operation, its extra outputs")
 
 
 def _suits_fusions(grad_output, extra, hidden):

@@ -36,7 +36,8 @@ class BasicLinear(QuantizingOperation):
 
     Shapes: input (..., in_features), weight (out_features, in_features) -> (..., out_features), of which a rank has
     its share. With a recipe, input, weight and the gradient of the output are quantized.
-    Errors: ValueError and TypeError for arguments, shapes, and a weight without `main_grad`.
+    Errors: ValueError and TypeError for arguments, shapes, and a weight without `main_grad`, where gradients are
+    recorded: a reentrant checkpoint finds it out in backward.
     Source: TransformerEngine, BasicLinear.
     """
 

@@ -63,7 +63,7 @@ class FusibleOperation(torch.nn.Module):
         basic_op_ctxs, basic_op_extra_inputs, basic_op_kwargs: for each basic operation its context, its extra inputs
         and its keywords. prev_op_grad_output_quantizer: what the operation before quantizes its gradient with;
         next_op_input_quantizer: what the one behind quantizes its input with; None where they do not.
-        -> the output, perhaps quantized with the latter; for each basic operation its extra outputs.
+        -> a pair: the output, perhaps quantized with the latter; for each basic operation its extra outputs.
         """
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 

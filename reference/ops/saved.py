@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, dtype
 from torch.nn import Parameter
 
+from reference.arguments import refuse
 from reference.quantized import QuantizedTensor
 
 
@@ -72,7 +73,9 @@ def _form(saved, tensors):
 
 @functools.cache
 def _is_plain(kind):
-    """Whether all fields of a named tuple are declared as numbers or dtypes."""
+    """Whether all fields of a named tuple are declared as numbers or dtypes. TypeError for what is no tuple."""
+    if not issubclass(kind, tuple):
+        refuse(TypeError, "OperationContext", f"saved is a {kind.__name__}, but must be a tuple or None")
     fields = getattr(kind, "__annotations__", {}).values()
     return bool(fields) and all(field in (bool, int, float, dtype) for field in fields)
 
@@ -86,7 +89,19 @@ def _emptied(value, tensors):
         held = value.tensors()
         tensors += held.values()
         return _Quantized(type(value), tuple(held), {n: each for n, each in vars(value).items() if n not in held})
+    if isinstance(value, (dict, list, set, tuple)):
+        _holds_no_tensor(value)
     return value
+
+
+def _holds_no_tensor(values):
+    """TypeError for a tensor further inside, where autograd would not see that it is written."""
+    for each in values.values() if isinstance(values, dict) else values:
+        if isinstance(each, (Tensor, QuantizedTensor)):
+            refuse(TypeError, "OperationContext", f"saved has a {type(values).__name__} of tensors, but must have "
+                                                  "each by itself")
+        if isinstance(each, (dict, list, set, tuple)):
+            _holds_no_tensor(each)
 
 
 def _fill(place, given):

@@ -22,7 +22,8 @@ class Sequential(torch.nn.Module):
     """Operations in a row, on the function table `kernels`; runs of them are fused, unless `fuse` is False.
 
     Called with an input and the extra inputs of its operations, in their order; gives the output, behind it the extra
-    outputs. Other modules may stand among the operations.
+    outputs. Other modules may stand among the operations. Hooks of an operation do not run, as it is not called by
+    itself; those of the Sequential and of other modules do.
     Errors: TypeError for what is no module; ValueError for an operation that is there twice.
     Source: TransformerEngine, Sequential.
     """
