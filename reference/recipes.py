@@ -266,9 +266,8 @@ def autocast(enabled=True, *, recipe=None, amax_reduction_group=None):
         _active.reset(token)
 
 
-def active_region():
-    """The innermost `autocast` around the call, None where there is none or it is not enabled."""
-    return _active.get()
+active_region = _active.get
+"""The innermost `autocast` around the call, None where there is none or it is not enabled."""
 
 
 def active_recipe():

@@ -57,9 +57,9 @@ class Bias(BasicOperation):
     def op_forward(self, ctx, input_, *, prev_op_grad_output_quantizer, next_op_input_quantizer):
         """input + bias"""
         x, bias = dense(input_, ctx.kernels), self._parameters["bias"]
-        if x.shape[-1:] != bias.shape:
+        if not x.dim() or x.shape[-1] != self.local_size:
             refuse(ValueError, "Bias", f"input has shape {tuple(x.shape)}, but must have rows of {self.local_size}")
-        if not x.dtype.is_floating_point:
+        if not x.is_floating_point():
             refuse(TypeError, "Bias", f"input has dtype {x.dtype}, but must have floating point")
         if ctx.requires_grad:
             ctx.saved = BiasSaved(bias.requires_grad, bias.dtype)
@@ -158,7 +158,8 @@ class Quantize(QuantizingOperation):
 class AddExtraInput(BasicOperation):
     """output = input + extra input; its gradient goes to both, unchanged.
 
-    `in_place` writes the sum into the extra input, which must share no memory with the pipeline's other tensors.
+    `in_place` writes the sum into the extra input, which must share no memory with the pipeline's other tensors. What
+    an operation further on refuses, as rows of another length, is refused once the sum is written.
     Errors: those of `add`. Source: TransformerEngine, AddExtraInput.
     """
 
