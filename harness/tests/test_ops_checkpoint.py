@@ -1,5 +1,7 @@
 """Activation checkpoints with recipes: whatever is in flight, they give what backward gives without them."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -116,6 +118,20 @@ def test_backward_computes_again_each_time(recipe):
         with torch.no_grad(), recipes.autocast(recipe=NVFP4):
             made(100 * x)
     assert all(map(torch.equal, first, second))
+
+
+def test_backward_in_another_thread():
+    """As a GPU's is: two at once, of two micro-batches."""
+    def train(run, wrapped):
+        made = block()
+        given = [(scale * torch.ones(SIZE, SIZE)).bfloat16().requires_grad_() for scale in (1.0, 3.0)]
+        with recipes.autocast(recipe=NVFP4):
+            losses = [wrapped(changing(made), x).sum() for x in given]
+        list(run(lambda loss, x: torch.autograd.grad(loss, x, retain_graph=True), losses, given))
+        return [grad for (grad,) in run(torch.autograd.grad, losses, given)]
+
+    with ThreadPoolExecutor(2) as threads:
+        assert all(map(torch.equal, train(threads.map, once), train(map, plain)))
 
 
 def test_another_pipeline_than_in_forward_is_refused():
