@@ -10,7 +10,7 @@ from optimized import gemm_plan, tma, tuning
 from optimized.gemm_plan import GemmPlan
 from optimized.gemm_tiles import Tile
 from optimized.gemm_work import CLUSTER
-from optimized.launch import Launch, beside_capture, chip, make_current
+from optimized.launch import Launch, beside_capture, chip, make_current, raise_error
 from optimized.linear_plan import DEPTH, Product
 from optimized.matrices import POINTERS, Operands
 from optimized.plan import SIZES, Chip, Plan
@@ -94,7 +94,17 @@ def _items(packed: bytes, device: torch.device) -> torch.Tensor:
 
 def _copied(packed: bytes, device: torch.device) -> torch.Tensor:
     """In device memory, ready for every stream; also while a graph is captured, not as a part of it."""
-    with beside_capture(), torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+    with beside_capture(), torch.cuda.device(device), torch.cuda.stream(_stream(device)):
         items = torch.frombuffer(bytearray(packed), dtype=torch.int32).to(device)
         torch.cuda.current_stream().synchronize()
     return items
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One that no graph is captured on: streams come by turns from a pool, from which graphs have theirs, too."""
+    while True:
+        stream = torch.cuda.Stream(device)
+        error, status = driver.cuStreamIsCapturing(stream.cuda_stream)
+        raise_error(error)
+        if status == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+            return stream

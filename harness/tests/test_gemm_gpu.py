@@ -138,3 +138,19 @@ def test_the_first_call_may_be_captured(monkeypatch):
     torch.cuda.empty_cache()
     graph.replay()
     assert torch.equal(y, expected)
+
+
+def test_many_first_calls_may_be_captured(monkeypatch):
+    """Each with a list of its own: more than there are streams in the pool, of which the graph has one."""
+    x, w, _ = operands(41 * 256, 1024, 1024, torch.bfloat16)
+    given, tile, graph = [x[:256 * i] for i in range(2, 42)], TILES["Forward", "Stores"][0], torch.cuda.CUDAGraph()
+    monkeypatch.setattr(products, "_prepared", Prepared())
+    monkeypatch.setattr(gemm, "_lists", {})
+    with gemm.forced_tile(tile), torch.cuda.graph(graph):
+        results = [optimized.linear_fwd(each, w) for each in given]
+    assert len(gemm._lists) == len(given)
+    monkeypatch.setattr(products, "_prepared", Prepared())
+    with gemm.forced_tile(tile):
+        expected = [optimized.linear_fwd(each, w) for each in given]
+    graph.replay()
+    assert all(map(torch.equal, results, expected))

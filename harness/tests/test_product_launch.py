@@ -84,6 +84,17 @@ def test_boxes_of_few_rows(m, height, cluster, across, width, made):
     assert launch.maps.sources == (0, 1) and launch.scalars[-4:] == [launch.plan.stages, height, width, across]
 
 
+def test_a_list_of_work_goes_by_no_stream_that_is_captured(monkeypatch):
+    """PyTorch gives streams by turns, and that of a graph is one of them."""
+    states = gemm.driver.CUstreamCaptureStatus
+    turns, captured = iter(range(9)), {0: states.CU_STREAM_CAPTURE_STATUS_ACTIVE,
+                                       1: states.CU_STREAM_CAPTURE_STATUS_INVALIDATED}
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(cuda_stream=next(turns)))
+    monkeypatch.setattr(gemm.driver, "cuStreamIsCapturing",
+                        lambda stream: (0, captured.get(stream, states.CU_STREAM_CAPTURE_STATUS_NONE)))
+    assert gemm._stream(DEVICE).cuda_stream == 2
+
+
 def test_plan_and_launch_take_one_way(monkeypatch):
     """Where both modules would do a product, too."""
     for module in (gemm, few):
