@@ -6,7 +6,7 @@ from torch import Tensor
 from optimized.operands import in_memory, on_gpu, pitch, type_of
 from optimized.plan import Problem
 
-MAX_COLS = 2**31 - 1
+MAX_COLS = 2**31 - 2**20  # whoever walks along a row in int32 steps over its end
 
 
 def takes(function: str, **operands: Tensor | None) -> None:
@@ -16,7 +16,8 @@ def takes(function: str, **operands: Tensor | None) -> None:
     on_gpu(function, name, first)
     in_memory(function, **operands)
     if first.shape[-1] > MAX_COLS:
-        raise ValueError(f"{function}: {name} has rows of {first.shape[-1]} elements, but optimized takes {MAX_COLS}")
+        raise ValueError(f"{function}: {name} has rows of {first.shape[-1]} elements, but optimized takes at most "
+                         f"{MAX_COLS}")
 
 
 def forward_problem(function: str, input: Tensor, weight: Tensor, bias: Tensor | None, zero_centered: bool,

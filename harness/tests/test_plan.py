@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from optimized import plan as plans
+from optimized.norm_operands import MAX_COLS
 from optimized.plan import H200, SIZES, STATIC_SHARED_BYTES, Chip, Problem
 
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed")
@@ -261,3 +262,11 @@ def test_widest_rows_on_the_chip():
 
     assert variant(131_072, H200) == "Cluster" and variant(16_384, SM_80) == "Block"
     assert variant(WIDEST, H200) == variant(WIDEST, SM_80) == "wide"
+
+
+@pytest.mark.parametrize("chip", CHIPS, ids=lambda chip: chip.arch)
+def test_the_longest_row_is_walked_along_in_int32(chip):
+    """Forward in steps of four vectors a thread, backward, where a thread owns columns, in steps of the grid."""
+    for dz in (None, "f32"):
+        plan = plan_of(Problem("LayerNorm", 1 << 20, MAX_COLS, "f32", dz=dz), chip)
+        assert plan.variant == "wide" and MAX_COLS + max(4, plan.grid if dz else 0) * plan.block < 2**31
