@@ -109,10 +109,15 @@ def untraced(function):
 
 @functools.cache
 def chip(device: torch.device) -> Chip:
-    """The GPU as plans see it. Clusters are counted with the most shared memory a CTA can have."""
+    """The GPU as plans see it. Clusters are counted with the most shared memory a CTA can have.
+
+    Errors: RuntimeError for one that has not what every kernel needs.
+    """
     make_current(device)
     properties = torch.cuda.get_device_properties(device)
     major, minor = properties.major, properties.minor
+    if major < 8:
+        raise RuntimeError(f"{device} has compute capability {major}.{minor}, but optimized needs 8.0 or later")
     arch = f"sm_{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
     shared = properties.shared_memory_per_block_optin
     bare = Chip(arch, properties.multi_processor_count, shared)

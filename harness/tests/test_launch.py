@@ -58,6 +58,15 @@ def test_hook_replaces_allocation_only_within():
     assert allocate((3,), torch.float32, CPU) is not given and len(asked) == 1
 
 
+def test_a_gpu_too_old_for_the_kernels_is_refused(monkeypatch):
+    """By name, before the compiler finds an instruction that it does not have."""
+    monkeypatch.setattr(launch, "make_current", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(
+        major=7, minor=5, multi_processor_count=40, shared_memory_per_block_optin=65_536))
+    with pytest.raises(RuntimeError, match=r"cuda:0 has compute capability 7\.5, but optimized needs 8\.0"):
+        launch.chip.__wrapped__(torch.device("cuda", 0))
+
+
 def test_hook_is_given_back_after_an_exception():
     before = launch._allocate
     with pytest.raises(KeyError), allocator(lambda *_: {}["missing"]):
