@@ -76,7 +76,7 @@ def _plain(function, input, weight, bias, options, y_dtype=None):
     if ready is None:
         tensors.norm_forward(function, input, weight, bias, quantizer=None, **options)
         takes(function, input=input, weight=weight, bias=bias)
-        dense = (regular(input), *alike(weight, bias))
+        dense = _dense(input, weight, bias, None)
         if any(a is not b for a, b in zip((input, weight, bias), dense)):
             return _plain(function, *dense, options, y_dtype)
         ready = _prepared.keep(key, _prepare_plain(function, input, weight, bias, options, y_dtype))
@@ -100,7 +100,7 @@ def _quantized(function, input, weight, bias, options, quantizer):
         tensors.norm_forward(function, input, weight, bias, quantizer=quantizer, **options)
         path = path_of(function, quantizer)
         takes(function, input=input, weight=weight, bias=bias)
-        dense = (regular(input), *map(_on_16_bytes, alike(weight, bias)))
+        dense = _dense(input, weight, bias, quantizer)
         if any(a is not b for a, b in zip((input, weight, bias), dense)):
             return _quantized(function, *dense, options, quantizer)
         ready = _prepared.keep(key, _prepare(function, input, weight, bias, quantizer, options=options, path=path))
@@ -156,7 +156,7 @@ def path_of(function: str, quantizer) -> Path:
 def plan_of(function, input, weight, bias, *, quantizer, chip: Chip, **options) -> Plan:
     """The plan of a call; of an unfused one that of its norm: quantize plans for itself. Of two launches the last."""
     tensors.norm_forward(function, input, weight, bias, quantizer=quantizer, **options)
-    path, operands = path_of(function, quantizer), (regular(input), *alike(weight, bias))
+    path, operands = path_of(function, quantizer), _dense(input, weight, bias, quantizer)
     if quantizer is None or path is Path.UNFUSED:
         y_dtype = torch.float32 if isinstance(quantizer, Float8Quantizer) else None
         return _plan_plain(function, *operands, options=options, chip=chip, y_dtype=y_dtype)[1]
@@ -250,6 +250,12 @@ def _distances(quantizer, *others: Tensor | None) -> tuple:
 
 def _addresses(*given: Tensor | None) -> list[int]:
     return [0 if t is None else t.data_ptr() for t in given]
+
+
+def _dense(input: Tensor, weight: Tensor, bias: Tensor | None, quantizer) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The operands as kernels read them."""
+    gains = alike(weight, bias)
+    return regular(input), *(gains if quantizer is None else map(_on_16_bytes, gains))
 
 
 def _on_16_bytes(t: Tensor | None) -> Tensor | None:

@@ -12,6 +12,8 @@ import reference
 from harness.tests.gpu import FUNCTIONS, case_of, made
 from harness.tests.test_linear_launch import Wrapped
 from optimized import norm_forward, norm_operands, normalization, quantization
+from optimized.norm_quantize_plan import Path
+from optimized.normalization import forced_path, plan_of
 from optimized.operands import Prepared
 from optimized.plan import H200
 from reference.quantizers import MXFP8Quantizer
@@ -44,6 +46,18 @@ def test_only_what_rows_of_one_pitch_cannot_describe_is_copied_first(function, l
         assert (given == x.data_ptr()) == (layout != "transposed")
         assert scalars[1] == {"strided": x.stride(0), "expanded": 0}.get(layout, 40)
     assert len(norm_forward._prepared) + len(normalization._prepared) == 1
+
+
+@pytest.mark.parametrize("path", (None, Path.UNFUSED))
+@pytest.mark.parametrize("quantizer", (None, MXFP8Quantizer()))
+def test_the_plan_is_that_of_the_call(quantizer, path, launched, monkeypatch):
+    """Also where a weight is moved to 16 bytes, as each is that a quantizer follows."""
+    plans, x, weight = [], torch.zeros(2, 4096), torch.zeros(4097)[1:]
+    monkeypatch.setattr(norm_forward, "quantize", lambda *_: None)
+    monkeypatch.setattr(norm_forward, "Launch", lambda plan, *_: plans.append(plan) or (lambda *_: None))
+    with forced_path(path if quantizer else None):
+        optimized.rmsnorm_fwd(x, weight, EPS, quantizer)
+        assert plans == [plan_of("rmsnorm_fwd", x, weight, EPS, quantizer, chip=H200)]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
