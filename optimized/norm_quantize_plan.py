@@ -42,8 +42,9 @@ _MEANT_FOR = {
 
 
 def choose(quantizer) -> Path:
-    """The fused path of the quantizer's recipe. A random Hadamard transform is the one thing that no path fuses."""
-    transformed = isinstance(quantizer, NVFP4Quantizer) and quantizer.with_rht
+    """The fused path of the quantizer's recipe. A random Hadamard transform, which columns alone go through, is the one
+    thing that no path fuses."""
+    transformed = isinstance(quantizer, NVFP4Quantizer) and quantizer.with_rht and quantizer.columnwise
     return Path.UNFUSED if transformed else _FUSED[type(quantizer)]
 
 

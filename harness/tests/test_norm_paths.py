@@ -20,10 +20,11 @@ hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not install
 given, st = hypothesis.given, hypothesis.strategies
 
 DELAYED, CURRENT = Float8Quantizer(torch.ones(1), torch.zeros(1)), Float8CurrentScalingQuantizer()
-MX, NV, ROTATED = MXFP8Quantizer(), NVFP4Quantizer(), NVFP4Quantizer(with_rht=True)
+MX, NV, ROTATED = MXFP8Quantizer(), NVFP4Quantizer(), NVFP4Quantizer(with_rht=True, columnwise=True)
+ROWWISE = NVFP4Quantizer(with_rht=True)  # which no transform touches
 CHOSEN = {
     None: Path.FULLY_FUSED, DELAYED: Path.FULLY_FUSED, MX: Path.FULLY_FUSED, CURRENT: Path.FUSED_NORM_AMAX_FP8,
-    NV: Path.FUSED_NORM_AMAX_NVFP4, ROTATED: Path.UNFUSED,
+    NV: Path.FUSED_NORM_AMAX_NVFP4, ROWWISE: Path.FUSED_NORM_AMAX_NVFP4, ROTATED: Path.UNFUSED,
 }
 SCHEMES = (("Fp8", "E4M3", "Delayed"), ("Fp8", "E5M2", "Current"), ("Mxfp8", "E4M3"), ("Nvfp4", "Nearest", "Lines"),
            ("Nvfp4", "Nearest", "Squares"), ("Nvfp4", "Stochastic", "Lines"))
@@ -106,7 +107,7 @@ def test_unfused_is_the_plan_of_the_norm():
     with forced_path(Path.UNFUSED):
         assert planned(MX) == planned(CURRENT) == planned(NV)
         assert "Store<bf16>" in planned(MX).kernel and "Store<f32>" in planned(delayed).kernel
-    assert planned(ROTATED).kernel == planned(None).kernel
+    assert planned(ROTATED).kernel == planned(None).kernel and planned(ROWWISE) == planned(NV)
 
 
 @quick
