@@ -14,6 +14,7 @@ COSTS = {  # tile -> of an element of D: a load serves fewer products in a small
     "simt": {(128, 128): 1.0, (128, 64): 1.15, (64, 64): 1.8},
 }
 MAX_GRID = 2**31 - 1
+MAX_COLS = 2**35 - 64  # of D: a Corner counts eight tiles of each column of tiles in 32 bits
 SHALLOW = 128  # of K
 DEPTH = 64  # kDepth: elements of K in a stage, where the copy engine loads
 MAX_EXTENT = 1 << 30  # of what it loads: its coordinates are int32, and a pair of tiles may reach beyond
@@ -98,14 +99,16 @@ def tilings(products: tuple[Product, ...], chip: Chip) -> tuple[Tiling, ...]:
     return tuple(Tiling(product, *best) for product in products)
 
 
-def general(tiled: tuple[Tiling, ...], chip: Chip) -> Plan:
+def general(function: str, tiled: tuple[Tiling, ...], chip: Chip) -> Plan:
     """The plan of the general path: one launch for a product or for two that do not depend on each other.
 
-    Errors: ValueError for a result of more tiles than a grid has CTAs.
+    Errors: ValueError for a result of more tiles than a grid has CTAs, or of too long rows.
     """
-    grid = sum(tiling.tiles for tiling in tiled)
+    grid, cols = sum(tiling.tiles for tiling in tiled), max(tiling.product.n for tiling in tiled)
     if grid > MAX_GRID:
-        raise ValueError(f"linear: the result has {grid} tiles, but optimized takes at most {MAX_GRID}")
+        raise ValueError(f"{function}: the result has {grid} tiles, but optimized takes at most {MAX_GRID}")
+    if cols > MAX_COLS:
+        raise ValueError(f"{function}: the result has {cols} columns, but optimized takes at most {MAX_COLS}")
     name = "gemm_general" if len(tiled) == 1 else "gemm_general_pair"
     kernel = f"{name}<{', '.join(tiling.spelled for tiling in tiled)}>"
     core = "simt" if tiled[0].product.simt else "mma"

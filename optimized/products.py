@@ -47,7 +47,7 @@ def forward(function, input, weight, residual=None, scale=1.0, *, in_place=False
         if any(a is not b for a, b in zip((input, weight, residual), dense)):
             output = forward(function, *dense, scale, in_place=in_place, out_dtype=out_dtype)
             return written_back(output, residual) if in_place and output is not residual else output
-        ready = _prepared.keep(key, _prepare_forward(input, weight, residual, in_place, out_dtype))
+        ready = _prepared.keep(key, _prepare_forward(function, input, weight, residual, in_place, out_dtype))
 
     output = residual if in_place else allocate(ready.shapes[0], ready.dtype, input.device)
 
@@ -83,7 +83,7 @@ def backward(function, grad_output, input, weight, scale=1.0, *, grad_weight, fl
         if any(a is not b for a, b in zip(operands, dense)):
             dx, dw = backward(function, *dense[:3], scale, grad_weight=dense[3], flags=flags)
             return dx, dw if dw is None or grad_weight is None or dw is grad_weight else written_back(dw, grad_weight)
-        ready = _prepared.keep(key, _prepare_backward(operands, flags))
+        ready = _prepared.keep(key, _prepare_backward(function, operands, flags))
 
     device = grad_output.device
     dx = allocate(ready.shapes[0], ready.dtype, device) if for_input else None
@@ -107,7 +107,7 @@ def planned(function: str, given, chip: Chip) -> Plan:
     products, exact = _bound(function, given)
     described = tuple(each.product(exact) for each in products)
     way = _way(described, chip)
-    plan = way.plan_of(described, chip) if way else _tiled(described, chip)[1]
+    plan = way.plan_of(described, chip) if way else _tiled(function, described, chip)[1]
     return replace(plan, variant=", ".join((plan.variant, *(f"{name} copied" for name in _copied(given.arguments)))))
 
 
@@ -164,20 +164,20 @@ class _Ready:
         return True
 
 
-def _prepare_forward(input, weight, residual, in_place, out_dtype) -> _Ready:
+def _prepare_forward(function, input, weight, residual, in_place, out_dtype) -> _Ready:
     product = of_forward(input, weight, residual, in_place, out_dtype)
-    launch = _launch((product,), _exact(input), input.device) if product.d.rows and product.d.cols else None
+    launch = _launch(function, (product,), _exact(input), input.device) if product.d.rows and product.d.cols else None
     shape = (*input.shape[:-1], weight.shape[0])
     return _Ready(launch, (shape,), out_dtype or input.dtype, _spans(residual, input, weight))
 
 
-def _prepare_backward(operands, flags) -> _Ready:
+def _prepare_backward(function, operands, flags) -> _Ready:
     grad_output, input, weight, grad_weight = operands
     products = of_backward(operands, flags)
     live = tuple(each is not None and each.d.rows * each.d.cols > 0 and not (each.c and each.a.rows == 0)
                  for each in products)  # nothing to add is no reason to touch what is there
     launched = tuple(each for each, lives in zip(products, live) if lives)
-    launch = _launch(launched, _exact(grad_output), grad_output.device) if launched else None
+    launch = _launch(function, launched, _exact(grad_output), grad_output.device) if launched else None
     cols = next((t.shape[-1] for t in (input, weight) if t is not None), 0)
     shapes = (*grad_output.shape[:-1], cols), (grad_output.shape[-1], cols)
     return _Ready(launch, shapes, grad_output.dtype, _spans(grad_weight, grad_output, input, weight), live)
@@ -188,22 +188,22 @@ def _way(products: tuple[plans.Product, ...], chip: Chip):
     return gemm if gemm_plan.takes(products, chip) else few if few_plan.takes(products, chip) else None
 
 
-def _tiled(products: tuple[plans.Product, ...], chip: Chip) -> tuple[tuple, Plan]:
+def _tiled(function: str, products: tuple[plans.Product, ...], chip: Chip) -> tuple[tuple, Plan]:
     """Tilings, or Strips, and the plan, on the paths whose kernels take addresses and shapes alone."""
     if skinny_plan.takes(products):
         strips = skinny_plan.Strips(*products)
         return (strips,), skinny_plan.skinny(strips, chip)
     tiled = plans.tilings(products, chip)
-    return tiled, plans.general(tiled, chip)
+    return tiled, plans.general(function, tiled, chip)
 
 
-def _launch(products: tuple[Operands, ...], exact: bool, device: torch.device) -> Launch:
+def _launch(function: str, products: tuple[Operands, ...], exact: bool, device: torch.device) -> Launch:
     """A launch that takes, for each product, the addresses of A, B, C (0: none), D and a factor in device memory (0:
     none), and the scale."""
     here, described = chip(device), tuple(each.product(exact) for each in products)
     if way := _way(described, here):
         return way.launch(products, device)
-    tiled, plan = _tiled(described, here)
+    tiled, plan = _tiled(function, described, here)
     scalars = sum((each.scalars(tiling) for each, tiling in zip(products, tiled)), ())
     return Launch(plan, device, POINTERS * len(products), scalars)
 

@@ -14,7 +14,7 @@ from harness.cases import PRODUCTS
 from harness.sweeps import sweep
 from harness.tests.test_specializations import instructions
 from optimized import fused, jit, linear
-from optimized.linear_plan import COSTS, Product, Tiling, general, tilings
+from optimized.linear_plan import COSTS, MAX_COLS, Product, Tiling, general, tilings
 from optimized.plan import H200, Chip
 
 SM_80 = Chip("sm_80", 108, 166_912)
@@ -40,7 +40,8 @@ def requests(kinds):
     for element, exact in kinds:
         for products in forms(element, exact):
             for tile in COSTS["mma" if element != "f32" else "simt" if exact else "tf32"]:
-                yield "gemm_general.cu", general(tuple(Tiling(product, *tile) for product in products), H200).kernel
+                tiled = tuple(Tiling(product, *tile) for product in products)
+                yield "gemm_general.cu", general("linear_fwd", tiled, H200).kernel
 
 
 EVERY = list(dict.fromkeys(requests((("bf16", True), ("f16", True), ("f32", True), ("f32", False)))))
@@ -110,7 +111,7 @@ def test_every_element_of_d_is_in_one_tile(kind, size, chip):
         for tiling in tiled:
             covered = -(-tiling.product.m // tiling.m) * -(-tiling.product.n // tiling.n)
             assert tiling.tiles == covered > 0
-        plan = general(tiled, chip)
+        plan = general("linear_fwd", tiled, chip)
         assert plan.grid == sum(tiling.tiles for tiling in tiled) and plan.block == 256
         assert plan.shared_bytes <= SMALLEST
         assert plan.variant.startswith("general ") and plan.programmatic == (chip is H200)
@@ -127,13 +128,22 @@ def test_tiles_are_small_where_large_ones_would_leave_the_chip_idle():
 
 
 def test_a_result_of_nothing_has_a_grid_all_the_same():
-    assert general(tilings((replace(FORWARD, m=0),), H200), H200).grid == 1
+    assert general("linear_fwd", tilings((replace(FORWARD, m=0),), H200), H200).grid == 1
 
 
 def test_too_many_tiles_are_refused():
     huge = replace(FORWARD, m=1 << 31, n=1 << 28)
-    with pytest.raises(ValueError, match="linear: the result has .* tiles, but optimized takes at most 2147483647"):
-        general(tilings((huge,), H200), H200)
+    with pytest.raises(ValueError, match="linear_fwd: the result has .* tiles, but optimized takes at most 2147483647"):
+        general("linear_fwd", tilings((huge,), H200), H200)
+
+
+def test_rows_too_long_for_a_corner_are_refused():
+    """It multiplies tiles across by eight in 32 bits."""
+    for n in (1 << 35, 1 << 36):
+        with pytest.raises(ValueError, match=f"linear_bwd: the result has {n} columns, but optimized takes at most"):
+            general("linear_bwd", tilings((FORWARD, replace(FORWARD, m=1, n=n)), SM_80), SM_80)
+    widest = Tiling(replace(FORWARD, m=1, n=MAX_COLS), 64, 64)
+    assert 8 * general("linear_fwd", (widest,), H200).grid < 1 << 32
 
 
 def meta(*shape, dtype=torch.bfloat16):

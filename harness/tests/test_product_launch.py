@@ -106,7 +106,7 @@ def test_plan_and_launch_take_one_way(monkeypatch):
                                                                           (11008, 4096), (28672, 4096))):
         x, w = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in ((m, k), (n, k)))
         planned = optimized.linear.plan_of("linear_fwd", x, w, chip=H200).source
-        launched = products._launch((of_forward(x, w, None, False, None),), True, DEVICE)
+        launched = products._launch("linear_fwd", (of_forward(x, w, None, False, None),), True, DEVICE)
         assert planned == {"gemm": "gemm.cu", "few": "gemm_few.cu"}.get(launched, launched)
         both = m > gemm_plan.FEW_ROWS and few_plan.takes((of_forward(x, w, None, False, None).product(True),), H200)
         found.add((planned, both))
