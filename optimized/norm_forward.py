@@ -44,15 +44,18 @@ def forced_path(path: Path | None, in_two: bool = False):
 
 @dataclass(frozen=True)
 class _Ready:
-    """What is kept of a call for the next one like it: `launch`, None where there is nothing to do, or where two are
-    needed; (shape, dtype) of the outputs, None for those that are not asked for; rows; the order of the kernel's
-    pointers; and the launch before `launch`, with the same arguments, if any."""
+    """What is kept of a call for the next one like it: `launch`, None where there is nothing to do; (shape, dtype) of
+    the outputs, None for those that are not asked for; rows; the order of the kernel's pointers; and the launch before
+    `launch`, with the same arguments, if any."""
 
     launch: Launch | None
     outputs: tuple
     rows: int
     order: Callable | None = None
     first: Launch | None = None
+
+
+_UNFUSED = _Ready(None, (), 0)  # whose norm and quantization keep what they launch
 
 
 def computes(function, quantizer):
@@ -104,8 +107,8 @@ def _quantized(function, input, weight, bias, options, quantizer):
         if any(a is not b for a, b in zip((input, weight, bias), dense)):
             return _quantized(function, *dense, options, quantizer)
         ready = _prepared.keep(key, _prepare(function, input, weight, bias, quantizer, options=options, path=path))
-    if ready.launch is None:
-        return _in_two(function, input, weight, bias, quantizer, options)
+    if ready is _UNFUSED:
+        return _unfused(function, input, weight, bias, quantizer, options)
 
     made = [None if each is None else allocate(*each, input.device) for each in ready.outputs]
     mu, rsigma = _statistics(function, ready.rows, input.device)
@@ -134,8 +137,8 @@ def _by_parts(of_quantizer, x, gamma, beta, mu, rsigma) -> tuple[int, ...]:
     return gamma, beta, mu, rsigma, x, *of_quantizer
 
 
-def _in_two(function, input, weight, bias, quantizer, options):
-    """UNFUSED. With delayed scaling y is float32 in between, so that its bytes are those of the other paths."""
+def _unfused(function, input, weight, bias, quantizer, options):
+    """Two launches. With delayed scaling y is float32 in between, so that its bytes are those of the other paths."""
     if not isinstance(quantizer, Float8Quantizer):
         y, *statistics = _plain(function, input, weight, bias, options)
         return quantize(y, quantizer), *statistics
@@ -173,10 +176,9 @@ def _prepare_plain(function, input, weight, bias, options, y_dtype) -> _Ready:
 
 
 def _prepare(function, input, weight, bias, quantizer, *, options, path) -> _Ready:
-    rows = input.shape[:-1].numel()
     if path is Path.UNFUSED:
-        return _Ready(None, (), rows)
-    here = chip(input.device)
+        return _UNFUSED
+    rows, here = input.shape[:-1].numel(), chip(input.device)
     problem, work, (*before, plan) = _plan_fused(function, input, weight, bias, quantizer, options=options, chip=here)
     workspace = ((plan.workspace_bytes // 4,), torch.float32) if plan.workspace_bytes else None
     outputs, norm = (*outputs_of(input, quantizer), workspace), _scalars(problem, plan, input, options)

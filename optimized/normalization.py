@@ -7,7 +7,7 @@ the dtypes allow), elsewhere 24,576 and 8,192. Any compute capability from 8.0. 
 not lie at one distance from each other, and a weight and bias of different dtypes, are copied first.
 
 A quantized output takes one of four paths (see Path), which the quantizer chooses and `forced_path` forces. All give
-the same values; UNFUSED alone takes two launches.
+the same values. UNFUSED takes two launches, the others one, but where `forced_path` asks for amax and cast `in_two`.
 """
 
 import inspect
