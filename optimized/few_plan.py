@@ -117,7 +117,7 @@ def few(cut: Cut, chip: Chip) -> Plan:
     variant = f"few {across}{cut.cols}x{cut.height}" + (f", K over {cut.cluster}" if cut.cluster > 1 else "")
     threads = 64 + 2 * cut.rows  # 64 that load, and two a row of W
     return Plan("gemm_few.cu", f"gemm_few<{p.element}, {cut.rows}, {cut.cols}, {epilogue}>", variant,
-                cut.tiles * cut.cluster, threads, cut.cluster, stages=cut.stages(chip), stage_bytes=cut.stage_bytes,
+                cut.tiles * cut.cluster, threads, cut.cluster, stages=cut.stages(chip),
                 shared_bytes=cut.shared_bytes(chip), programmatic=True)
 
 

@@ -59,7 +59,7 @@ def gemm(products: tuple[Product, ...], chip: Chip, tile: Tile | None = None) ->
     lists = work(tile, products, chip)
     ending = results(products) + ("Across" if tile.across else "")
     kernel = f"gemm<{products[0].element}, {way(products)}, {tile.spelled}, {ending}>"
-    plan = Plan("gemm.cu", kernel, tile.name, CLUSTER * len(lists), THREADS, CLUSTER, stages=tile.stages,
+    plan = Plan("gemm.cu", kernel, tile.name, CLUSTER * len(lists), THREADS, CLUSTER,
                 shared_bytes=tile.shared_bytes, programmatic=True)
     return GemmPlan(plan, tile, packed(lists), len(lists))
 

@@ -47,5 +47,5 @@ def skinny(strips: Strips, chip: Chip) -> Plan:
     p, blocks = strips.product, strips.blocks
     epilogue = f"{'ScaleAdd' if p.adds else 'Store'}<{p.output}>"
     return Plan("gemm_skinny.cu", f"gemm_skinny<{p.element}, {blocks}, {epilogue}>",
-                f"skinny {BLOCK_ROWS * blocks}x{16 * blocks}", strips.tiles, THREADS, stages=STAGES[blocks],
+                f"skinny {BLOCK_ROWS * blocks}x{16 * blocks}", strips.tiles, THREADS,
                 shared_bytes=STAGES[blocks] * STAGE_BYTES, programmatic=chip.is_hopper_or_later)

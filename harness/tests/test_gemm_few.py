@@ -63,8 +63,8 @@ def test_ctas_share_an_sm_with_enough_of_w_on_its_way(m, height):
     plan = few(cut, H200)
     assert ctas * (plan.shared_bytes + 1024) <= H200.shared_bytes + 1024
     assert plan.stages >= 3 and ctas * plan.stages * 128 * height >= 40 << 10
-    assert plan.shared_bytes >= 1024 + max(plan.stages * plan.stage_bytes, 4 * cut.cols * (cut.rows + 4))
-    assert plan.stage_bytes == 128 * (cut.rows + cut.cols) and plan.stage_bytes % 1024 == 0
+    assert plan.shared_bytes >= 1024 + max(plan.stages * cut.stage_bytes, 4 * cut.cols * (cut.rows + 4))
+    assert cut.stage_bytes == 128 * (cut.rows + cut.cols) and cut.stage_bytes % 1024 == 0
 
 
 @pytest.mark.parametrize("m, n, k, height, cluster", [
