@@ -60,12 +60,20 @@ def build(requests: Iterable[Request], arch: str, threads: int | None = None) ->
     digests = {source: source_digest(source) for source in dict(requests)}
     built = {request: found for request in requests if (found := _find(request, arch, digests[request[0]]))}
     missing = [request for request in requests if request not in built]
-    threads = threads or os.cpu_count() or 1
+    threads = threads or cores()
     with ThreadPoolExecutor(threads) as pool:
         programs = _programs(missing, threads)
         for part in pool.map(lambda program: _compile(*program, arch, digests[program[0]]), programs):
             built |= part
     return {request: built[request] for request in requests}
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        return os.cpu_count() or 1
 
 
 @functools.cache

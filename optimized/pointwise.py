@@ -17,10 +17,10 @@ from optimized.operands import (
     Prepared, bump, in_memory, lie_apart, on_gpu, pitch, regular, signature, slot, span_bytes, type_of, written_back
 )
 from optimized.plan import MAX_GRID, SIZES, Chip, Plan
+from reference.formats import FLT_MAX
 from reference.tensors import products
 
 THREADS, BYTES = 256, 16  # kThreads, kBytes
-FLT_MAX = torch.finfo(torch.float32).max
 _prepared = Prepared()
 
 

@@ -22,10 +22,10 @@ from optimized.operands import (
 )
 from optimized.plan import Chip, Plan
 from optimized.quantization import dequantize
+from reference.formats import FLT_MAX
 from reference.tensors import QuantizedTensor
 from reference.tensors import products as checks
 
-FLT_MAX = torch.finfo(torch.float32).max
 _prepared = Prepared()
 
 

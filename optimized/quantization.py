@@ -226,9 +226,6 @@ def options_of(quantizer, input: Tensor) -> tuple:
     return type(quantizer), quantizer
 
 
-
-
-
 def _matrix(shape) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1]
 
