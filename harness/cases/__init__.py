@@ -21,7 +21,7 @@ FAMILIES: dict[str, Family] = (
 """Function -> what the harness knows of it."""
 
 NORMS = tuple(normalization.FAMILIES)
-"""The functions that may run without a recipe."""
+"""The forward and backward norms; the forward ones may run with a recipe, too."""
 
 
 PRODUCTS = (*linear.FAMILIES, *fused.FAMILIES)
