@@ -27,7 +27,7 @@
       "+f"(d[i + 7])
 #define TWINBENCH_F32(i) TWINBENCH_F(i), TWINBENCH_F(i + 8), TWINBENCH_F(i + 16), TWINBENCH_F(i + 24)
 
-#define TWINBENCH_WGMMA(N, TYPE, REGISTERS, A, B, ADD, TRANS_A, TRANS_B, ...)                                      \
+#define TWINBENCH_WGMMA_OF(TYPE, N, REGISTERS, A, B, ADD, TRANS_A, TRANS_B, ...)                                   \
   template <int TransA, int TransB>                                                                                \
   __device__ __forceinline__ void wgmma(TYPE, float (&d)[N / 2], u64 a, u64 b, u32 add) {                          \
     asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ADD ", 0;\n"                                               \
@@ -36,66 +36,48 @@
                  : __VA_ARGS__                                                                                     \
                  : "l"(a), "l"(b), "r"(add), "n"(TransA), "n"(TransB));                                            \
   }
+#define TWINBENCH_WGMMA(...) TWINBENCH_WGMMA_OF(bf16, __VA_ARGS__) TWINBENCH_WGMMA_OF(f16, __VA_ARGS__)
 
 #define TWINBENCH_D32 TWINBENCH_R0 ", " TWINBENCH_R1
-TWINBENCH_WGMMA(32, bf16, TWINBENCH_D32, "%16", "%17", "%18", "%19", "%20", TWINBENCH_F(0), TWINBENCH_F(8))
-TWINBENCH_WGMMA(32, f16, TWINBENCH_D32, "%16", "%17", "%18", "%19", "%20", TWINBENCH_F(0), TWINBENCH_F(8))
+TWINBENCH_WGMMA(32, TWINBENCH_D32, "%16", "%17", "%18", "%19", "%20", TWINBENCH_F(0), TWINBENCH_F(8))
 
 #define TWINBENCH_D64 TWINBENCH_R0 ", " TWINBENCH_R1 ", " TWINBENCH_R2 ", " TWINBENCH_R3
-TWINBENCH_WGMMA(64, bf16, TWINBENCH_D64, "%32", "%33", "%34", "%35", "%36", TWINBENCH_F32(0))
-TWINBENCH_WGMMA(64, f16, TWINBENCH_D64, "%32", "%33", "%34", "%35", "%36", TWINBENCH_F32(0))
+TWINBENCH_WGMMA(64, TWINBENCH_D64, "%32", "%33", "%34", "%35", "%36", TWINBENCH_F32(0))
 
 #define TWINBENCH_D80 TWINBENCH_D64 ", " TWINBENCH_R4
-TWINBENCH_WGMMA(80, bf16, TWINBENCH_D80, "%40", "%41", "%42", "%43", "%44", TWINBENCH_F32(0), TWINBENCH_F(32))
-TWINBENCH_WGMMA(80, f16, TWINBENCH_D80, "%40", "%41", "%42", "%43", "%44", TWINBENCH_F32(0), TWINBENCH_F(32))
+TWINBENCH_WGMMA(80, TWINBENCH_D80, "%40", "%41", "%42", "%43", "%44", TWINBENCH_F32(0), TWINBENCH_F(32))
 
 #define TWINBENCH_D96 TWINBENCH_D80 ", " TWINBENCH_R5
-TWINBENCH_WGMMA(96, bf16, TWINBENCH_D96, "%48", "%49", "%50", "%51", "%52", TWINBENCH_F32(0), TWINBENCH_F(32),
-                TWINBENCH_F(40))
-TWINBENCH_WGMMA(96, f16, TWINBENCH_D96, "%48", "%49", "%50", "%51", "%52", TWINBENCH_F32(0), TWINBENCH_F(32),
+TWINBENCH_WGMMA(96, TWINBENCH_D96, "%48", "%49", "%50", "%51", "%52", TWINBENCH_F32(0), TWINBENCH_F(32),
                 TWINBENCH_F(40))
 
 #define TWINBENCH_D112 TWINBENCH_D96 ", " TWINBENCH_R6
-TWINBENCH_WGMMA(112, bf16, TWINBENCH_D112, "%56", "%57", "%58", "%59", "%60", TWINBENCH_F32(0), TWINBENCH_F(32),
-                TWINBENCH_F(40), TWINBENCH_F(48))
-TWINBENCH_WGMMA(112, f16, TWINBENCH_D112, "%56", "%57", "%58", "%59", "%60", TWINBENCH_F32(0), TWINBENCH_F(32),
+TWINBENCH_WGMMA(112, TWINBENCH_D112, "%56", "%57", "%58", "%59", "%60", TWINBENCH_F32(0), TWINBENCH_F(32),
                 TWINBENCH_F(40), TWINBENCH_F(48))
 
 #define TWINBENCH_D128 TWINBENCH_D112 ", " TWINBENCH_R7
-TWINBENCH_WGMMA(128, bf16, TWINBENCH_D128, "%64", "%65", "%66", "%67", "%68",
-                TWINBENCH_F32(0), TWINBENCH_F32(32))
-TWINBENCH_WGMMA(128, f16, TWINBENCH_D128, "%64", "%65", "%66", "%67", "%68",
+TWINBENCH_WGMMA(128, TWINBENCH_D128, "%64", "%65", "%66", "%67", "%68",
                 TWINBENCH_F32(0), TWINBENCH_F32(32))
 
 #define TWINBENCH_D144 TWINBENCH_D128 ", " TWINBENCH_R8
-TWINBENCH_WGMMA(144, bf16, TWINBENCH_D144, "%72", "%73", "%74", "%75", "%76",
-                TWINBENCH_F32(0), TWINBENCH_F32(32), TWINBENCH_F(64))
-TWINBENCH_WGMMA(144, f16, TWINBENCH_D144, "%72", "%73", "%74", "%75", "%76",
+TWINBENCH_WGMMA(144, TWINBENCH_D144, "%72", "%73", "%74", "%75", "%76",
                 TWINBENCH_F32(0), TWINBENCH_F32(32), TWINBENCH_F(64))
 
 #define TWINBENCH_D160 TWINBENCH_D144 ", " TWINBENCH_R9
-TWINBENCH_WGMMA(160, bf16, TWINBENCH_D160, "%80", "%81", "%82", "%83", "%84",
-                TWINBENCH_F32(0), TWINBENCH_F32(32), TWINBENCH_F(64), TWINBENCH_F(72))
-TWINBENCH_WGMMA(160, f16, TWINBENCH_D160, "%80", "%81", "%82", "%83", "%84",
+TWINBENCH_WGMMA(160, TWINBENCH_D160, "%80", "%81", "%82", "%83", "%84",
                 TWINBENCH_F32(0), TWINBENCH_F32(32), TWINBENCH_F(64), TWINBENCH_F(72))
 
 #define TWINBENCH_D176 TWINBENCH_D160 ", " TWINBENCH_R10
-TWINBENCH_WGMMA(176, bf16, TWINBENCH_D176, "%88", "%89", "%90", "%91", "%92",
-                TWINBENCH_F32(0), TWINBENCH_F32(32), TWINBENCH_F(64), TWINBENCH_F(72), TWINBENCH_F(80))
-TWINBENCH_WGMMA(176, f16, TWINBENCH_D176, "%88", "%89", "%90", "%91", "%92",
+TWINBENCH_WGMMA(176, TWINBENCH_D176, "%88", "%89", "%90", "%91", "%92",
                 TWINBENCH_F32(0), TWINBENCH_F32(32), TWINBENCH_F(64), TWINBENCH_F(72), TWINBENCH_F(80))
 
 #define TWINBENCH_D192 TWINBENCH_D176 ", " TWINBENCH_R11
-TWINBENCH_WGMMA(192, bf16, TWINBENCH_D192, "%96", "%97", "%98", "%99", "%100",
-                TWINBENCH_F32(0), TWINBENCH_F32(32), TWINBENCH_F32(64))
-TWINBENCH_WGMMA(192, f16, TWINBENCH_D192, "%96", "%97", "%98", "%99", "%100",
+TWINBENCH_WGMMA(192, TWINBENCH_D192, "%96", "%97", "%98", "%99", "%100",
                 TWINBENCH_F32(0), TWINBENCH_F32(32), TWINBENCH_F32(64))
 
 #define TWINBENCH_D256 \
   TWINBENCH_D192 ", " TWINBENCH_R12 ", " TWINBENCH_R13 ", " TWINBENCH_R14 ", " TWINBENCH_R15
-TWINBENCH_WGMMA(256, bf16, TWINBENCH_D256, "%128", "%129", "%130", "%131", "%132",
-                TWINBENCH_F32(0), TWINBENCH_F32(32), TWINBENCH_F32(64), TWINBENCH_F32(96))
-TWINBENCH_WGMMA(256, f16, TWINBENCH_D256, "%128", "%129", "%130", "%131", "%132",
+TWINBENCH_WGMMA(256, TWINBENCH_D256, "%128", "%129", "%130", "%131", "%132",
                 TWINBENCH_F32(0), TWINBENCH_F32(32), TWINBENCH_F32(64), TWINBENCH_F32(96))
 
 // Orders earlier accesses to registers and shared memory before the products that follow.
