@@ -51,10 +51,7 @@ struct DelayedCast {
   template <class Args>
   __device__ __forceinline__ void finish(const Args& a, BlockMax<1>::Shared& shared) const {
     if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __fdiv_rn(1.f, scale);
-    u32 bits[1] = {__float_as_uint(most)};
-    BlockMax<1>::apply(shared, bits);
-    if (amax != amax) bits[0] = kNan;  // also a negative one, which the integers would put last
-    if (threadIdx.x == 0 && !(__uint_as_float(bits[0]) <= amax)) atomicMax(reinterpret_cast<int*>(a.amax), bits[0]);
+    raise_amax(a, amax, __float_as_uint(most), shared);
   }
 };
 

@@ -26,10 +26,6 @@ struct Peaks {
       word[i] = larger<X>(word[i], magnitudes<X>(reinterpret_cast<const u32*>(v.lane)[i]));
   }
   __device__ __forceinline__ void take(int i, u32 values) { word[i] = larger<X>(word[i], magnitudes<X>(values)); }
-  __device__ __forceinline__ void take(const Peaks& other) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) word[i] = larger<X>(word[i], other.word[i]);
-  }
   // All places together: in the word, or, where two values make a word, in its two halves.
   __device__ __forceinline__ u32 folded() const {
     u32 all = word[0];

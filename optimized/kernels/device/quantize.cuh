@@ -111,6 +111,16 @@ struct GridMax {
   }
 };
 
+// Raises the amax of delayed scaling, which was `before`, to the largest magnitude that threads have seen, `most` as
+// bits. By all threads of the grid.
+template <class Args>
+__device__ __forceinline__ void raise_amax(const Args& a, float before, u32 most, BlockMax<1>::Shared& shared) {
+  u32 bits[1] = {most};
+  BlockMax<1>::apply(shared, bits);
+  if (before != before) bits[0] = kNan;  // also a negative one, which the integers would put last
+  if (threadIdx.x == 0 && !(__uint_as_float(bits[0]) <= before)) atomicMax(reinterpret_cast<int*>(a.amax), bits[0]);
+}
+
 // Zeros where an array of scales, `blocks` for each of `lines` and padded to multiples of Blocks and Lines, holds none.
 // Called by all threads of the grid, whose CTAs have `threads`.
 template <int Lines = 128, int Blocks = 4>

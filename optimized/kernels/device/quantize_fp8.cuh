@@ -50,12 +50,7 @@ struct Fp8 {
   }
   __device__ __forceinline__ void finish() {
     if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __fdiv_rn(1.f, scale);
-    if constexpr (!kTwice) {
-      u32 most[1] = {peaks.bits()};
-      BlockMax<1>::apply(shared.most.before, most);
-      if (amax != amax) most[0] = kNan;  // also a negative one, which the integers would put last
-      if (threadIdx.x == 0 && !(__uint_as_float(most[0]) <= amax)) atomicMax(reinterpret_cast<int*>(a.amax), most[0]);
-    }
+    if constexpr (!kTwice) raise_amax(a, amax, peaks.bits(), shared.most.before);
   }
   __device__ __forceinline__ void encode(const Strip<X, Fill>& strip) const {
 #pragma unroll
