@@ -63,9 +63,9 @@ BACKWARD = LARGE, WIDE, MEDIUM, SMALL, tile("PingPong", 64, 128)
 TILES = {  # by way and results
     ("Forward", "Stores"): FORWARD,
     ("Forward", "ScaleAdds"): FORWARD,
-    ("Forward", "Floats"): (MEDIUM,),
+    ("Forward", "FloatResults"): (MEDIUM,),
     ("Backward", "Stores"): BACKWARD,
-    ("Backward", "Floats"): BACKWARD,
+    ("Backward", "FloatResults"): BACKWARD,
     ("Backward", "ScaleAdds"): (LARGE,),
 }
 
@@ -78,7 +78,7 @@ def way(products: tuple[Product, ...]) -> str:
 def results(products: tuple[Product, ...]) -> str:
     """The policy type of the kernel that says what becomes of the sums; another one where tiles lie across."""
     if products[-1].output == "f32":
-        return "Floats"
+        return "FloatResults"
     return "ScaleAdds" if products[-1].adds else "Stores"
 
 

@@ -38,7 +38,7 @@ def test_forced_tiles(way, results, tile, shape, dtype):
     exact_x, exact_w, exact_dy = x.double(), w.double(), dy.double()
     if way == "Forward":
         c = dy if results == "ScaleAdds" else None
-        out = torch.float32 if results == "Floats" else dtype
+        out = torch.float32 if results == "FloatResults" else dtype
         with gemm.forced_tile(tile):
             launch = gemm.launch((of_forward(x, w, c, False, out),), device)
         found = []
@@ -47,7 +47,7 @@ def test_forced_tiles(way, results, tile, shape, dtype):
             forward(launch, x, w, c, found[-1][0])
         expected = (SCALE * exact_x @ exact_w.T + (0 if c is None else exact_dy),)
     else:
-        kind = torch.float32 if results == "Floats" else dtype
+        kind = torch.float32 if results == "FloatResults" else dtype
         adds = results != "Stores"
         start = torch.ones(w.shape, device="cuda", dtype=kind)
         with gemm.forced_tile(tile):
@@ -100,7 +100,7 @@ def multiplied_in_pitched_rows(shape, source, monkeypatch, tile=None):
     assert relative(c, exact) < 2.0 ** -8 and behind(c).isnan().all()
 
 
-@pytest.mark.parametrize("tile", TILES["Backward", "Floats"], ids=lambda tile: tile.name)
+@pytest.mark.parametrize("tile", TILES["Backward", "FloatResults"], ids=lambda tile: tile.name)
 @pytest.mark.parametrize("accumulates", [True, False])
 @pytest.mark.parametrize("k", [520, 518])
 def test_gradients_of_rows_that_end_between_units(tile, accumulates, k, monkeypatch):

@@ -84,7 +84,7 @@ struct Stores {
 struct ScaleAdds {  // the product, or the only one, whose items say so
   static constexpr bool kAddsC = true, kFloats = false, kAcross = false;
 };
-struct Floats {  // of the second product, or the only one
+struct FloatResults {  // of the second product, or the only one
   static constexpr bool kAddsC = false, kFloats = true, kAcross = false;
 };
 // Where A are the rows of W and B those of x: rows of a tile are columns of D and C.
