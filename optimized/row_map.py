@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MOST_ELEMENTS = 32  # of a row in a thread; where a warp has one of more than 32 * 32, more
+MOST_ELEMENTS = 32  # of a row in a thread, but where few_lanes gives the row to one warp or less
 MOST_NARROW = 40  # five vectors of 16 bytes, where rows share a warp
 
 Limits = dict[int, int]  # elements of a row in one thread -> threads that an SM carries then

@@ -1,6 +1,6 @@
 #pragma once
 
-// Whether everything is there: every run of eight is whole and lies on 16 bytes in x, a row fills its threads to the
-// last vector; or something is not.
+// Whether everything is there. Of what is cut into runs of eight: each is whole, and lies on 16 bytes in x. Of a row in
+// the registers of its threads: it fills them to the last vector.
 struct Whole { static constexpr bool kWhole = true; };
 struct Ragged { static constexpr bool kWhole = false; };

@@ -98,6 +98,8 @@ struct Few {
 
   // By warp `loader` of those that load: its part of `steps` stages of K from `k` on, of a tile at these rows of W and
   // of x. What the stages hold behind the last row of x, or of the tile, counts for no element of D.
+  // Every other step, whichever stage is its: those who multiply release stages in order, so that of a free one every
+  // earlier step is over. That is not so in gemm_load.cuh.
   __device__ __forceinline__ void load(const FewRows& p, int loader, int row_of_w, int row_of_x, int k, int steps) {
     const u32 bytes = (p.height + p.width) * kDepth * 2;
     advance(loader);

@@ -2,7 +2,8 @@
 #include "device/vec.cuh"
 #include "device/ptx/copy_async.cuh"
 
-// D = alpha * factor * A B (+ C): what the parts of gemm_general.cu agree on. Kept in step with optimized/linear.py.
+// D = alpha * factor * A B (+ C): what the parts of gemm_general.cu agree on. Kept in step with
+// optimized/matrices.py and linear_plan.py.
 
 constexpr int kThreads = 256;
 

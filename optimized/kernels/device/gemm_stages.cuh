@@ -6,7 +6,7 @@
 constexpr int kWarpgroup = 128;
 constexpr int kDepth = 64;  // elements of K in a stage: 128 bytes
 
-// Warps that fill the stages by turns: one alone takes longer to issue the loads of a small stage than they take to
+// Warps that fill the stages between them: one alone takes longer to issue the loads of a small stage than they take to
 // arrive. Each walks in step and a thread that it elects issues, because what the copy engine is told then stays in
 // uniform registers, to which a thread on its own would bring it for every load.
 constexpr int kLoaders = 2;
