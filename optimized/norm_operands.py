@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from optimized.operands import in_memory, on_gpu, pitch, type_of
+from optimized.operands import contiguous, in_memory, on_gpu, pitch, type_of
 from optimized.plan import Problem
 
 MAX_COLS = 2**31 - 2**20  # whoever walks along a row in int32 steps over its end
@@ -46,7 +46,7 @@ def widest_vector(cols: int, rowwise: list[Tensor], columnwise: list[Tensor]) ->
 def alike(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Both dense and of one dtype: of two, float32, which holds either exactly."""
     dtype = weight.dtype if bias is None or bias.dtype == weight.dtype else torch.float32
-    return weight.to(dtype).contiguous(), bias if bias is None else bias.to(dtype).contiguous()
+    return contiguous(weight.to(dtype)), bias if bias is None else contiguous(bias.to(dtype))
 
 
 def on_16_bytes(t: Tensor) -> bool:

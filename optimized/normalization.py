@@ -23,7 +23,7 @@ from optimized.launch import Launch, allocate, chip, untraced
 from optimized.norm_forward import computes, forced_path
 from optimized.norm_operands import takes, widest_vector
 from optimized.norm_quantize_plan import Path
-from optimized.operands import Prepared, pitch, regular, signature, type_of
+from optimized.operands import Prepared, contiguous, pitch, regular, signature, type_of
 from optimized.plan import Plan, Problem
 from reference import tensors
 
@@ -105,7 +105,7 @@ def _backward(function, operands, sm_margin, zero_centered_gamma):
         _check_backward(function, operands, sm_margin, zero_centered_gamma)
         takes(function, x=x, dz=dz, add=add, mu=mu, rsigma=rsigma, gamma=gamma)
         dense = (*[t if t is None else regular(t) for t in (dz, x, add)],
-                 *[t if t is None else t.contiguous() for t in (mu, rsigma, gamma)])
+                 *[t if t is None else contiguous(t) for t in (mu, rsigma, gamma)])
         if any(a is not b for a, b in zip(operands, dense)):
             return _backward(function, dense, sm_margin, zero_centered_gamma)
         ready = _prepared.keep(key, _prepare_backward(function, operands, sm_margin, zero_centered_gamma))

@@ -38,9 +38,11 @@ def in_memory(function: str, **tensors: Any) -> None:
 
 
 def signature(t: Tensor) -> tuple:
-    """All of a tensor that checks and plans look at. An address of 0 is like no other."""
+    """All of a tensor that checks and plans look at. An address of 0 is like no other. On 16 bytes nothing is negated:
+    what views negate are imaginary parts, which lie behind real ones."""
     address = t.data_ptr()
-    return t.shape, t.stride(), t.dtype, t.device, address & 15 if address else None
+    place = (address & 15 and (address & 15, t.is_neg())) if address else None
+    return t.shape, t.stride(), t.dtype, t.device, place
 
 
 def type_of(dtype: Any) -> str:
@@ -49,8 +51,14 @@ def type_of(dtype: Any) -> str:
 
 
 def regular(t: Tensor) -> Tensor:
-    """`t` itself where its rows are dense and lie at one distance from each other, else a contiguous copy."""
-    return t if pitch(t) is not None else t.contiguous()
+    """`t` itself where its rows are dense, lie at one distance from each other and hold its values, else a copy."""
+    lies = t.is_contiguous() or pitch(t) is not None
+    return t if lies and not t.is_neg() else contiguous(t)
+
+
+def contiguous(t: Tensor) -> Tensor:
+    """`t` itself where it is contiguous and holds its values, not what a view negates; else a copy."""
+    return t.resolve_neg().contiguous()
 
 
 def pitch(t: Tensor) -> int | None:

@@ -38,7 +38,7 @@ def constant_scale(input, scale):
         on_gpu("constant_scale", "input", input)
         in_memory("constant_scale", input=input)
     if ready is None:
-        dense = _dense(input)
+        dense = regular(input)
         if dense is not input:
             return constant_scale(dense, scale)
         ready = _prepared.keep(key, _prepare("Scale", (input,), None))
@@ -64,7 +64,7 @@ def add(input, other, *, out=None):
         on_gpu("add", "input", input)
         in_memory("add", input=input, other=other, out=out)
     if ready is None:
-        a, b, y = _dense(input), _dense(other), None if out is None else _dense(out)
+        a, b, y = regular(input), regular(other), None if out is None else regular(out)
         if a is not input or b is not other or y is not out:
             total = add(a, b, out=y)
             return total if out is None or y is out else written_back(total, out)
@@ -89,10 +89,10 @@ def plan_of(function: str, *args, chip: Chip, **kwargs) -> Plan:
     a = given.arguments
     if function == "constant_scale":
         products.scaled(function, **a)
-        return _plan("Scale", _Layout.of((_dense(a["input"]),), None), chip)
+        return _plan("Scale", _Layout.of((regular(a["input"]),), None), chip)
     products.added(function, **a)
-    out = None if a["out"] is None else _dense(a["out"])
-    return _plan("Add", _Layout.of((_dense(a["input"]), _dense(a["other"])), out), chip)
+    out = None if a["out"] is None else regular(a["out"])
+    return _plan("Add", _Layout.of((regular(a["input"]), regular(a["other"])), out), chip)
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,3 @@ def _plan(op: str, layout: _Layout, chip: Chip) -> Plan:
     grid = max(1, min(MAX_GRID, -(-runs * run_bytes // (BYTES * THREADS))))
     return Plan("pointwise.cu", f"pointwise<{op}, {layout.element}, {layout.run}>", op, grid, THREADS,
                 programmatic=chip.is_hopper_or_later)
-
-
-def _dense(t: Tensor) -> Tensor:
-    """`t` itself, of which kernels read any that is contiguous or has rows at one distance; else a copy."""
-    return t if t.dim() == 0 else regular(t)

@@ -118,10 +118,11 @@ def asked(function: str, given) -> tuple[plans.Product, ...]:
 
 
 def _copied(arguments) -> list[str]:
-    """Names of the operands that are needed and whose rows are not dense or do not lie at one distance."""
+    """Names of the operands that are needed and that are not as kernels read them."""
     unused = set() if arguments.get("input_requires_grad", True) else {"weight"}
     unused |= set() if arguments.get("weight_requires_grad", True) else {"input", "grad_weight"}
-    return [name for name, t in arguments.items() if isinstance(t, Tensor) and name not in unused and pitch(t) is None]
+    return [name for name, t in arguments.items()
+            if isinstance(t, Tensor) and name not in unused and (pitch(t) is None or t.is_neg())]
 
 
 def _bound(function: str, given) -> tuple[tuple[Operands, ...], bool]:

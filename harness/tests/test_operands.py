@@ -11,10 +11,10 @@ import optimized
 import reference
 from harness.tests.gpu import FUNCTIONS, case_of, made
 from harness.tests.test_linear_launch import Wrapped
-from optimized import norm_forward, norm_operands, normalization, quantization
+from optimized import norm_forward, norm_operands, normalization, pointwise, products, quantization
 from optimized.norm_quantize_plan import Path
 from optimized.normalization import forced_path, plan_of
-from optimized.operands import Prepared
+from optimized.operands import Prepared, regular
 from optimized.plan import H200
 from reference.quantizers import MXFP8Quantizer
 
@@ -58,6 +58,45 @@ def test_the_plan_is_that_of_the_call(quantizer, path, launched, monkeypatch):
     with forced_path(path if quantizer else None):
         optimized.rmsnorm_fwd(x, weight, EPS, quantizer)
         assert plans == [plan_of("rmsnorm_fwd", x, weight, EPS, quantizer, chip=H200)]
+
+
+def imaginary(values, negates):
+    """The same values as an imaginary part, or as that of a conjugate: a view that negates what is in memory."""
+    whole = torch.complex(torch.zeros_like(values), -values if negates else values)
+    view = (whole.conj() if negates else whole).imag
+    assert view.is_neg() == negates and torch.equal(view, values)
+    return view
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_view_that_negates_is_copied_first(function, launched):
+    """Also where a call was prepared that is like it but for that."""
+    call = made(case_of(function, (6, 1), "fp32"), device="cpu")
+    for i, value in enumerate(call.args):
+        if isinstance(value, torch.Tensor):
+            for negates in (False, True):
+                view = imaginary(value, negates)
+                getattr(optimized, function)(*call.args[:i], view, *call.args[i + 1:], **call.kwargs)
+            assert view.data_ptr() not in launched[-1][1]
+            assert torch.equal(regular(view), value) and not regular(view).is_neg()
+
+
+@pytest.mark.parametrize("function, operands", [
+    ("linear_fwd", ((6, 1), (4, 1))), ("linear_bwd", ((6, 1), (6, 1), (1, 1))), ("add", ((6, 1), (6, 1))),
+    ("add", ((), ())), ("constant_scale", ((6, 1),)),
+])
+def test_products_and_pointwise_functions_copy_it_too(function, operands, monkeypatch):
+    found, given = [], [torch.rand(shape) for shape in operands]
+    for module in (products, pointwise):
+        monkeypatch.setattr(module, "_prepared", Prepared())
+        monkeypatch.setattr(module, "chip", lambda _: H200)
+        monkeypatch.setattr(module, "on_gpu", lambda *_: None)
+        monkeypatch.setattr(module, "Launch", lambda *_: lambda *pointers: found.append(pointers))
+    for i, value in enumerate(given):
+        for negates in (False, True):
+            view = imaginary(value, negates)
+            getattr(optimized, function)(*given[:i], view, *given[i + 1:], *([2.0] * (function == "constant_scale")))
+            assert (view.data_ptr() in found[-1]) != negates
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
