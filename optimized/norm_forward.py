@@ -17,7 +17,9 @@ from optimized.norm_operands import alike, forward_problem, on_16_bytes, takes
 from optimized.norm_quantize_plan import Path
 from optimized.operands import Prepared, pitch, regular, signature, type_of
 from optimized.plan import Chip, Plan, Problem
-from optimized.quantization import CODES, assembled, options_of, outputs_of, pointers_of, quantize, scalars_of, work_of
+from optimized.quantization import (
+    CODES, assembled, options_of, outputs_of, pointers_of, quantize, scalars_of, within_extent, work_of
+)
 from reference import tensors
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer
 
@@ -103,6 +105,7 @@ def _quantized(function, input, weight, bias, options, quantizer):
         tensors.norm_forward(function, input, weight, bias, quantizer=quantizer, **options)
         path = path_of(function, quantizer)
         takes(function, input=input, weight=weight, bias=bias)
+        within_extent(function, "input", input.shape)
         dense = _dense(input, weight, bias, quantizer)
         if any(a is not b for a, b in zip((input, weight, bias), dense)):
             return _quantized(function, *dense, options, quantizer)

@@ -22,6 +22,7 @@ from reference import formats, quantizers, tensors
 from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer, NVFP4Quantizer
 from reference.tensors import Float8Tensor, MXFP8Tensor, NVFP4Tensor
 
+MAX_EXTENT = 2**32 - 128  # rows and columns, as 32 bits count the first ones of a tile of 128×128
 CODES = {torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2"}
 _prepared = Prepared()
 
@@ -39,6 +40,7 @@ def quantize(input, quantizer):
         quantizers.check("quantize", input, quantizer)
         on_gpu("quantize", "input", input)
         in_memory("quantize", input=input)
+        within_extent("quantize", "input", input.shape)
         dense = regular(input)
         if dense is not input:
             return quantize(dense, quantizer)
@@ -83,6 +85,7 @@ def dequantize(tensor, dtype):
         tensors.check("dequantize", tensor, dtype)
         on_gpu("dequantize", "tensor", tensor)
         in_memory("dequantize", **{name: getattr(tensor, name) for name in vars(tensor)})
+        within_extent("dequantize", "tensor", tensor.shape)
         ready = _prepared.keep(key, _prepare_back(tensor, dtype))
 
     y = allocate(*ready.outputs[0], tensor.device)
@@ -100,8 +103,10 @@ def plan_of(function: str, *args, chip: Chip, **kwargs) -> Plan:
     given = inspect.signature(globals()[function]).bind(*args, **kwargs).arguments
     if function == "quantize":
         quantizers.check(function, **given)
+        within_extent(function, "input", given["input"].shape)
         return plans.quantize(work_of(regular(given["input"]), given["quantizer"]), chip)
     tensors.check(function, **given)
+    within_extent(function, "tensor", given["tensor"].shape)
     return _planned_back(given["tensor"], given["dtype"], chip)[0]
 
 
@@ -210,6 +215,13 @@ def _planned_back(tensor, dtype, chip: Chip) -> tuple[Plan, bool]:
     flat = rows < 2 or block is None or (not columnwise and cols // block % 4 == 0)
     y = type_of(dtype)
     return plans.dequantize(layout, y, (rows, cols), chip), flat
+
+
+def within_extent(function: str, name: str, shape) -> None:
+    """ValueError where a matrix is larger than kernels count."""
+    if max(_matrix(shape)) > MAX_EXTENT:
+        raise ValueError(f"{function}: {name} has shape {tuple(shape)}, but optimized takes at most {MAX_EXTENT} rows "
+                         "and columns")
 
 
 def options_of(quantizer, input: Tensor) -> tuple:

@@ -8,7 +8,8 @@ from harness.tests.test_plan import CHIPS, SM_80
 from optimized import jit
 from optimized import quantize_plan as plans
 from optimized.plan import H200, MAX_GRID
-from optimized.quantization import plan_of
+from optimized.quantization import MAX_EXTENT, plan_of
+from reference.quantizers import Float8Quantizer
 from reference.tensors import Float8Tensor, MXFP8Tensor, NVFP4Tensor
 
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed")
@@ -87,6 +88,18 @@ def test_every_recipe_has_a_plan(recipe, chip):
     for shape in SHAPES:
         if recipe.takes(shape, torch.bfloat16):
             check(plan_of("quantize", meta(shape), recipe.make("meta"), chip=chip), chip)
+
+
+@pytest.mark.parametrize("shape", [(MAX_EXTENT + 1, 1), (1, MAX_EXTENT + 1)], ids=["rows", "columns"])
+def test_what_32_bits_do_not_count_is_refused(shape):
+    one, x = meta((1,), torch.float32), meta(shape)
+    quantizer = Float8Quantizer(one, one)
+    less = meta([min(size, MAX_EXTENT) for size in shape])
+    assert plan_of("quantize", less, quantizer, chip=H200).grid
+    with pytest.raises(ValueError, match="input has shape"):
+        plan_of("quantize", x, quantizer, chip=H200)
+    with pytest.raises(ValueError, match="tensor has shape"):
+        plan_of("dequantize", Float8Tensor(meta(shape, FP8[0]), None, one, x.dtype, x.shape), x.dtype, chip=H200)
 
 
 @quick
