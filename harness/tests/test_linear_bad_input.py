@@ -116,7 +116,7 @@ def changed(function, argument, change, device="cpu"):
     return call | {argument: change(call[argument])}
 
 
-@pytest.mark.parametrize("function, argument, change, exception, words", rows())
+@pytest.mark.parametrize("function, argument, change, exception, words", list(rows()))
 def test_reference_refuses(function, argument, change, exception, words):
     check_refused(reference, function, changed(function, argument, change), exception, (argument, *words))
 
@@ -125,7 +125,7 @@ def nothing(shape, dtype, device):
     raise AssertionError("memory was allocated before the arguments were refused")
 
 
-@pytest.mark.parametrize("function, argument, change, exception, words", rows())
+@pytest.mark.parametrize("function, argument, change, exception, words", list(rows()))
 def test_launchers_refuse_after_a_good_call(function, argument, change, exception, words, launched):
     getattr(optimized, function)(**good_call(function))
     count = len(launched)
@@ -136,7 +136,7 @@ def test_launchers_refuse_after_a_good_call(function, argument, change, exceptio
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("after", (False, True))
-@pytest.mark.parametrize("function, argument, change, exception, words", rows())
+@pytest.mark.parametrize("function, argument, change, exception, words", list(rows()))
 def test_optimized_refuses(function, argument, change, exception, words, after):
     if after:
         getattr(optimized, function)(**good_call(function, "cuda"))

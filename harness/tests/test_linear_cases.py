@@ -89,7 +89,7 @@ class Still:
         return lambda *args: None
 
 
-@pytest.mark.parametrize("case", accumulating(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", list(accumulating()), ids=lambda case: case.name)
 def test_a_graph_that_updates_its_inputs_several_times_is_confirmed(case):
     call = call_of(case)
     made = results(case, call)
