@@ -17,8 +17,7 @@ help: ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-13s %s\n", $$1, $$2}'
 
 bench: $(ready) ## parity, then time, of some 50 cases, and a report of them
-	@$(python) -m harness bench --profile quick $(ARGS)
-	@$(python) -m harness report
+	@$(python) -m harness bench --profile quick $(ARGS) --report
 
 test: $(ready) ## all tests; those that need a GPU skip where there is none
 	@$(python) -m pytest $(parallel) $(ARGS)

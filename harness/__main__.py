@@ -51,9 +51,18 @@ def _run(arguments: argparse.Namespace) -> int:
     where = place.of_gpus(options, visible) if visible else place.of_cpu()
     if arguments.dry_run:
         return _dry_run(options, where)
-    from harness.runner import Run
+    from harness.runner import INTERRUPTED, Run
 
-    return Run(options, where, Reporter()).execute()
+    run = Run(options, where, Reporter())
+    code = run.execute()
+    return code if not arguments.report or code == INTERRUPTED else _report_of(run.folder.path, code)
+
+
+def _report_of(path: Path, code: int) -> int:
+    """Write the report of a run that ended with an exit code, and keep that."""
+    from harness.report import write
+
+    return write(path, None) or code
 
 
 def _dry_run(options: Options, where: Any) -> int:

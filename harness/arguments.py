@@ -91,6 +91,7 @@ def _run_arguments(verb: argparse.ArgumentParser) -> None:
     add("--budget", type=float, metavar="SECONDS", help="start no case after this time")
     add("--timeout", type=float, metavar="SECONDS", help="for each step of an implementation; longer means it hangs")
     add("--devices", metavar="I,J", help="the GPUs to use, each with a worker of its own (default: 0)")
+    add("--report", action="store_true", help="end with REPORT.md and plots in the run's folder, whatever failed")
 
 
 def options_of(arguments: argparse.Namespace) -> Options:

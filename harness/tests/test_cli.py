@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -234,6 +235,18 @@ def test_name_too_long_for_a_folder_is_one_line(arguments, capsys):
     assert main([*arguments, "x" * 300]) == 1
     err = capsys.readouterr().err
     assert "too long" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("code, reported", [(0, True), (1, True), (130, False)])
+def test_a_run_reports_on_its_own_folder_and_keeps_its_exit_code(tmp_path, monkeypatch, code, reported):
+    """Also where rows failed, but not after Ctrl-C."""
+    written = []
+    run = SimpleNamespace(execute=lambda: code, folder=SimpleNamespace(path=tmp_path))
+    monkeypatch.setattr("harness.__main__.gpus", lambda: [])
+    monkeypatch.setattr("harness.runner.Run", lambda *arguments: run)
+    monkeypatch.setattr("harness.report.write", lambda folder, out: written.append(folder) or 0)
+    assert main(["bench", "--out", str(tmp_path), "--report"]) == code
+    assert written == reported * [tmp_path]
 
 
 def test_report_of_nothing_is_one_clear_line(capsys, tmp_path):
