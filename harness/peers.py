@@ -25,11 +25,12 @@ def load(gpu: str | None) -> dict[tuple[str, str], dict[str, float]]:
 
 
 def key(row: dict) -> tuple[str, str] | None:
-    """What a row's function and shape are recorded as, where the row is bf16 without options: with FP8 outputs, rowwise
-    alone or both ways, as function_fp8d (delayed scaling), _fp8c (current), _fp8d_rc, _fp8c_rc."""
+    """What a row's function and shape are recorded as, where the row is bf16 without options, and no copy: with FP8
+    outputs, rowwise alone or both ways, as function_fp8d (delayed scaling), _fp8c (current), _fp8d_rc, _fp8c_rc."""
     suffix = {"none": "", "fp8_delayed": "_fp8d", "fp8_current": "_fp8c"}.get(row["recipe"])
     sides = {(): "", (("orientation", "both"),): "_rc"}.get(tuple(row["options"].items()))
-    if row["dtype"] != "bf16" or suffix is None or sides is None or (sides and not suffix):
+    recorded = row["dtype"] == "bf16" and row["implementation"] != "copy"
+    if not recorded or suffix is None or sides is None or (sides and not suffix):
         return None
     return f"{row['function']}{suffix}{sides}", row["shape"]
 

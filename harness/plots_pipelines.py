@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from harness import style
 from harness.pipelines import FUNCTIONS, NOTE, lists
 from harness.plots import Cases
-from harness.table import time_us
+from harness.table import led, stated, time_us
 
 TITLES = {
     "pipeline_fusion": "residual_block: operations before and after fusing",
@@ -16,6 +16,8 @@ TITLES = {
 }
 RIVALS = {"optimized": "fused", "unfused": "unfused", "compiled": "torch.compile", "eager": "eager PyTorch"}
 """Implementation -> what it is called, in the order of bars."""
+OTHERS = ("reference", "copy")
+"""Columns of the table where one of them was timed."""
 GAP = 0.12
 
 
@@ -42,16 +44,18 @@ def section(cases: Cases, plots: Path, origin: str) -> list[str]:
 
 
 def table(cases: Cases) -> list[str]:
-    """The lines of a Markdown table: GPU time of one forward and backward, and of fused over its rivals."""
-    lines = ["| pipeline | fused µs | unfused µs | torch.compile µs | eager µs | / unfused | / compile | / eager | "
-             "status |", "|---|--:|--:|--:|--:|--:|--:|--:|---|"]
+    """The lines of a Markdown table: time of one forward and backward, and of fused over its rivals."""
+    others = [name for name in OTHERS if any(time_us(of.get(name)) for of in cases.values())]
+    beside = "".join(f" {name} µs |" for name in others)
+    lines = [f"| pipeline | fused µs | unfused µs | torch.compile µs | eager µs |{beside} / unfused | / compile | "
+             "/ eager | status |", "|---|" + "--:|" * (7 + len(others)) + "---|"]
     for name, of in cases.items():
-        took = {rival: time_us(of.get(rival)) for rival in RIVALS}
+        took = {rival: time_us(of.get(rival)) for rival in (*RIVALS, *others)}
         ratios = [took["optimized"] / took[rival] if took["optimized"] and took[rival] else None
                   for rival in ("unfused", "compiled", "eager")]
         figures = [_cell(each, ".1f") for each in took.values()] + [_cell(each, ".2f") for each in ratios]
-        row = of.get("optimized") or next(iter(of.values()))
-        lines.append(f"| {name} | {' | '.join(figures)} | {row['status']} |")
+        row, named = led(of, "optimized")
+        lines.append(f"| {name} | {' | '.join(figures)} | {stated(row)}{named} |")
     return lines
 
 

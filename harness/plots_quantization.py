@@ -15,7 +15,7 @@ from harness.cases.values import normal
 from harness.distortion import Distortions
 from harness.options import parse_case
 from harness.plots import Cases
-from harness.table import time_us
+from harness.table import led, stated, time_us
 
 TITLES = {
     "quantization_accuracy": "Accuracy against bytes of the reference's quantization",
@@ -52,7 +52,7 @@ def table(cases: Cases) -> list[str]:
     lines = ["| case | implementation | µs | × copy | SNR dB | max | rms | flushed | differing | status |",
              "|---|---|--:|--:|--:|--:|--:|--:|--:|---|"]
     for name, of in cases.items():
-        row = of.get("optimized") or of.get("reference") or next(iter(of.values()))
+        row, _ = led(of, "optimized" if "optimized" in of else "reference")
         parity = row["parity"] or {}
         sides = [side for output in (parity.get("quantization") or {}).values() for side in output.values()]
         counts = parity.get("counts") or {}
@@ -62,7 +62,7 @@ def table(cases: Cases) -> list[str]:
             row["implementation"], _cell(time_us(row), "{:,.2f}"), _times(row, of.get("copy")),
             _cell(_worst(sides, "snr_db", min), "{:.1f}"), _cell(_worst(sides, "max", max), "{:.3f}"),
             _cell(_worst(sides, "rms", max), "{:.4f}"), _cell(_worst(sides, "flushed", max), "{:.2%}"),
-            str(wrong) if counts else "", row["status"],
+            str(wrong) if counts else "", stated(row),
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines

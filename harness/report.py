@@ -9,7 +9,7 @@ from typing import Any
 from harness import folder, peers, rows
 from harness.cases import PRODUCTS
 from harness.ceilings import Ceilings
-from harness.table import base, cases, errors, gpu_state, ratio, speedup, spread, time_us
+from harness.table import base, cases, errors, gpu_state, led, ratio, speedup, spread, stated, time_us
 
 FIGURES = {
     "speedup": "Speed-up of optimized over reference, of products over cuBLAS",
@@ -35,6 +35,7 @@ ABSENT = {
     "cpu_error": "No reference was checked against the oracle.",
     "kernels": "No kernel was compiled.",
 }
+OF = "Of {}, unless a line names another implementation."
 
 
 def write(run: Path | None, out: Path | None) -> int:
@@ -185,7 +186,8 @@ def _figures(found: list, grouped: dict, runs: list, plots: Path, origin: str, o
 
 def _tables(grouped: dict, on_gpu: bool) -> list[str]:
     lines = _gpu_lines(grouped) if on_gpu else _cpu_lines(grouped)
-    return ["## All cases", "\n".join(lines)] if len(lines) > 2 else []
+    of = OF.format("optimized" if on_gpu else "the reference")
+    return ["## All cases", of, "\n".join(lines)] if len(lines) > 2 else []
 
 
 def _gpu_lines(grouped: dict) -> list[str]:
@@ -195,7 +197,7 @@ def _gpu_lines(grouped: dict) -> list[str]:
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for name, of in grouped.items():
-        row = of.get("optimized") or next(iter(of.values()))
+        row, named = led(of, "optimized")
         ours, peer, cold = time_us(row), peers.best(row), row["cold_us"] and row["cold_us"]["median"]
         rate = row["bytes"] / ours / 1e6 if ours and row["bytes"] else None
         beside = f"{peer[0]} {peer[1] / ours:.2f} ×" if peer and ours else ""
@@ -211,28 +213,28 @@ def _gpu_lines(grouped: dict) -> list[str]:
             beside,
             _cell(row["host_us"], 1),
             _cell((row["gpu_state"] or {}).get("sm_mhz"), 0),
-            row["status"],
+            stated(row),
         ]
-        lines.append(f"| {name} | {' | '.join(figures)} |")
+        lines.append(f"| {name}{named} | {' | '.join(figures)} |")
     return lines
 
 
 def _cpu_lines(grouped: dict) -> list[str]:
     lines = [
-        "| case | reference µs | torch.compile µs | largest error | rms error | status |",
+        "| case | µs | torch.compile µs | largest error | rms error | status |",
         "|---|--:|--:|--:|--:|---|",
     ]
     for name, of in grouped.items():
-        row = of.get("reference") or next(iter(of.values()))
+        row, named = led(of, "reference")
         worst, rms, _ = errors(row)
         figures = [
             _cell(time_us(row), 1),
             _cell(time_us(of.get("compiled")), 1),
             "" if worst is None else f"{worst:.1e}",
             "" if rms is None else f"{rms:.1e}",
-            row["status"],
+            stated(row),
         ]
-        lines.append(f"| {name} | {' | '.join(figures)} |")
+        lines.append(f"| {name}{named} | {' | '.join(figures)} |")
     return lines
 
 

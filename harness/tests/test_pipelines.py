@@ -126,6 +126,13 @@ def test_the_report_draws_what_is_fused_and_compares(tmp_path):
     assert pipelines.NOTE in text and plots_pipelines.section({}, tmp_path, "here") == []
 
 
+def test_a_pipeline_of_which_only_the_reference_was_timed_has_its_time():
+    row = synthetic.gpu_row(pipeline_sweeps.pipelines()[0], "optimized", implementation="reference", device="cpu",
+                            graph_us=None, warm_us={"median": 70.0})
+    heading, _, line = plots_pipelines.table({"a": {"reference": row}})
+    assert "| reference µs |" in heading and line == "| a |  |  |  |  | 70.0 |  |  |  | OK (reference) |"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", [*(Case("residual_block", (512, 1024), "bf16", recipe) for recipe in RECIPES),
                                   *pipeline_sweeps.edge()], ids=lambda case: case.name)

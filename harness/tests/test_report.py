@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from harness import report, rows, table
+from harness import peers, report, rows, table
 from harness.report import compose, write
 from harness.sweeps import sweep
 from harness.tests import synthetic
@@ -144,6 +144,28 @@ def case_rows(name="rmsnorm_fwd 4096x8192 bf16"):
     return {row["implementation"]: row for row in synthetic.gpu_rows() if row["case"] == name}
 
 
+def test_a_line_names_whose_figures_it_has_where_they_are_not_the_usual_ones():
+    found, made = synthetic.gpu_rows("smoke"), synthetic.cpu_rows()
+    copies = [row for row in found if row["implementation"] == "copy"]
+    references = [row for row in found if row["implementation"] == "reference"]
+    compiled = [row for row in made if row["implementation"] == "compiled"]
+    for rows_of, name, verdict in ((copies, "copy", "not checked"), (references, "reference", "ok"),
+                                   (compiled, "compiled", "ok")):
+        text = shown(rows_of, width=140)
+        assert f"bf16 ({name}) " in text and verdict in text and f"bf16 ({name}) " not in shown(found + made, 140)
+    for lines, rows_of in ((report._gpu_lines, copies), (report._cpu_lines, compiled)):
+        line = lines(table.cases(rows_of))[2]
+        assert line.startswith(f"| {rows_of[0]['case']} ({rows_of[0]['implementation']}) |")
+    assert report._gpu_lines(table.cases(copies))[2].endswith("| OK, not checked |")
+    assert "(" not in report._gpu_lines(table.cases(found))[2].split("|")[1]
+
+
+def test_a_copy_is_not_held_against_what_computes():
+    copy = case_rows()["copy"]
+    assert peers.best(case_rows()["optimized"]) and peers.best(copy) is None
+    assert table.speedup(copy | {"speedup": {"median": 9.0, "ci_low": 8.9, "ci_high": 9.1}}, None)[0] is None
+
+
 def test_table_compares_with_copy_reference_and_best_peer():
     of = case_rows()
     ours, copy, reference = (of[name]["graph_us"]["median"] for name in ("optimized", "copy", "reference"))
@@ -160,7 +182,7 @@ def test_speedup_is_that_of_the_replicates_else_of_the_medians():
     of = case_rows()
     measured = {"median": 9.5, "ci_low": 9.4, "ci_high": 9.7}
     assert table.speedup(of["optimized"] | {"speedup": measured}, of["reference"]) == (9.5, 9.4, 9.7)
-    medians = table.ratio(of["optimized"], of["reference"])
+    medians = of["reference"]["graph_us"]["median"] / of["optimized"]["graph_us"]["median"]
     alone = of["optimized"] | {"speedup": None, "replicates": None}
     assert table.speedup(alone, of["reference"]) == (medians, None, None)
     assert table.speedup(alone, None) == (None, None, None)
