@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from harness import style
 from harness.pipelines import FUNCTIONS, NOTE, lists
 from harness.plots import Cases
-from harness.table import led, stated, time_us
+from harness.table import led, ratio, stated, time_us
 
 TITLES = {
     "pipeline_fusion": "residual_block: operations before and after fusing",
@@ -50,10 +50,9 @@ def table(cases: Cases) -> list[str]:
     lines = [f"| pipeline | fused µs | unfused µs | torch.compile µs | eager µs |{beside} / unfused | / compile | "
              "/ eager | status |", "|---|" + "--:|" * (7 + len(others)) + "---|"]
     for name, of in cases.items():
-        took = {rival: time_us(of.get(rival)) for rival in (*RIVALS, *others)}
-        ratios = [took["optimized"] / took[rival] if took["optimized"] and took[rival] else None
-                  for rival in ("unfused", "compiled", "eager")]
-        figures = [_cell(each, ".1f") for each in took.values()] + [_cell(each, ".2f") for each in ratios]
+        took = [time_us(of.get(rival)) for rival in (*RIVALS, *others)]
+        ratios = [ratio(of.get("optimized"), of.get(rival)) for rival in ("unfused", "compiled", "eager")]
+        figures = [_cell(each, ".1f") for each in took] + [_cell(each, ".2f") for each in ratios]
         row, named = led(of, "optimized")
         lines.append(f"| {name} | {' | '.join(figures)} | {stated(row)}{named} |")
     return lines

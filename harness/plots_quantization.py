@@ -15,7 +15,7 @@ from harness.cases.values import normal
 from harness.distortion import Distortions
 from harness.options import parse_case
 from harness.plots import Cases
-from harness.table import led, stated, time_us
+from harness.table import led, ratio, stated, time_us
 
 TITLES = {
     "quantization_accuracy": "Accuracy against bytes of the reference's quantization",
@@ -45,11 +45,11 @@ def section(cases: Cases, plots: Path, origin: str) -> list[str]:
 def table(cases: Cases) -> list[str]:
     """The lines of a Markdown table: time, and what quantization lost, of optimized where it ran, else of reference.
 
-    × copy: time over that of a copy of the useful bytes, and, in brackets, of the bytes that cross the memory's pins,
+    / copy: time over that of a copy of the useful bytes, and, in brackets, of the bytes that cross the memory's pins,
     the input counted twice where it must be read twice. max, rms: error in units of a row's largest value. differing:
     codes, scales, amax and padding bytes that are not the reference's.
     """
-    lines = ["| case | implementation | µs | × copy | SNR dB | max | rms | flushed | differing | status |",
+    lines = ["| case | implementation | µs | / copy | SNR dB | max | rms | flushed | differing | status |",
              "|---|---|--:|--:|--:|--:|--:|--:|--:|---|"]
     for name, of in cases.items():
         row, _ = led(of, "optimized" if "optimized" in of else "reference")
@@ -161,12 +161,12 @@ def _over_copy(row: dict[str, Any], copy: dict[str, Any]) -> tuple[float, float]
     rate."""
     case = parse_case(row["case"])
     family = family_of(case.function)
-    ratio = time_us(row) / time_us(copy)
-    return ratio, ratio * family.work(case).bytes / family.passes(case, L2_BYTES)
+    useful = ratio(row, copy)
+    return useful, useful * family.work(case).bytes / family.passes(case, L2_BYTES)
 
 
 def _times(row: dict[str, Any], copy: dict[str, Any] | None) -> str:
-    if not (time_us(row) and time_us(copy)):
+    if ratio(row, copy) is None:
         return ""
     useful, crossing = _over_copy(row, copy)
     return f"{useful:.2f}" if useful == crossing else f"{useful:.2f} ({crossing:.2f})"

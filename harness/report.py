@@ -35,7 +35,9 @@ ABSENT = {
     "cpu_error": "No reference was checked against the oracle.",
     "kernels": "No kernel was compiled.",
 }
-OF = "Of {}, unless a line names another implementation."
+GPU_CASES = ("Of optimized, unless a line names another implementation. / copy is its time over that of a copy of as "
+             "many bytes; × tells how many times faster it is than what is named.")
+CPU_CASES = "Of the reference, unless a line names another implementation."
 
 
 def write(run: Path | None, out: Path | None) -> int:
@@ -186,13 +188,12 @@ def _figures(found: list, grouped: dict, runs: list, plots: Path, origin: str, o
 
 def _tables(grouped: dict, on_gpu: bool) -> list[str]:
     lines = _gpu_lines(grouped) if on_gpu else _cpu_lines(grouped)
-    of = OF.format("optimized" if on_gpu else "the reference")
-    return ["## All cases", of, "\n".join(lines)] if len(lines) > 2 else []
+    return ["## All cases", GPU_CASES if on_gpu else CPU_CASES, "\n".join(lines)] if len(lines) > 2 else []
 
 
 def _gpu_lines(grouped: dict) -> list[str]:
     lines = [
-        "| case | graph µs | ± % | cold µs | TB/s | TFLOP/s | % limit | × copy | × ref. or cuBLAS "
+        "| case | graph µs | ± % | cold µs | TB/s | TFLOP/s | % limit | / copy | × ref. or cuBLAS "
         "| best peer | host µs | SM MHz | status |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]

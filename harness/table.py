@@ -42,9 +42,9 @@ def led(of: dict[str, dict[str, Any]], name: str) -> tuple[dict[str, Any], str]:
 
 
 def ratio(row: dict[str, Any] | None, other: dict[str, Any] | None) -> float | None:
-    """How many times faster `row` is than `other`."""
+    """How many times as long `row` takes as `other`; None for a row over itself."""
     ours, theirs = time_us(row), time_us(other)
-    return theirs / ours if ours and theirs else None
+    return ours / theirs if ours and theirs and row is not other else None
 
 
 def base(of: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -58,7 +58,7 @@ def speedup(row: dict[str, Any], reference: dict[str, Any] | None) -> tuple[floa
     for a copy, which computes nothing."""
     if row is reference or row["implementation"] == "copy":
         return None, None, None
-    measured = row["speedup"] or {"median": ratio(row, reference), "ci_low": None, "ci_high": None}
+    measured = row["speedup"] or {"median": ratio(reference, row), "ci_low": None, "ci_high": None}
     return measured["median"], measured["ci_low"], measured["ci_high"]
 
 
@@ -111,7 +111,7 @@ def show_checks(console: Console, found: list[dict[str, Any]]) -> None:
 
 def gpu_table(grouped: dict[str, dict[str, dict[str, Any]]]) -> Table:
     """One line a case: the optimized function's graph time, how far its replicates lie apart, and what it is compared
-    with."""
+    with: /copy is its time over that of a copy of as many bytes, ×ref how many times faster it is."""
     gpu = next(row["gpu"] for of in grouped.values() for row in of.values())
     names = (
         "function",
@@ -121,7 +121,7 @@ def gpu_table(grouped: dict[str, dict[str, dict[str, Any]]]) -> Table:
         ">± %",
         ">TB/s",
         ">% limit",
-        ">×copy",
+        ">/copy",
         ">×ref",
         ">×best peer",
         "verdict",

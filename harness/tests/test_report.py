@@ -171,7 +171,7 @@ def test_table_compares_with_copy_reference_and_best_peer():
     ours, copy, reference = (of[name]["graph_us"]["median"] for name in ("optimized", "copy", "reference"))
     cells = [str(cell) for cell in table._gpu_cells(of["optimized"], of, None)]
     assert cells[:3] == ["rmsnorm_fwd", "4096x8192", "bf16"]
-    assert cells[4] == "0.4" and cells[7] == f"{copy / ours:.2f}"
+    assert cells[4] == "0.4" and cells[7] == f"{ours / copy:.2f}"
     measured = of["optimized"]["speedup"]
     half = 50 * (measured["ci_high"] - measured["ci_low"]) / measured["median"]
     assert half > 0 and cells[8] == f"{reference / ours:.1f}±{half:.1f}%"
@@ -188,6 +188,19 @@ def test_speedup_is_that_of_the_replicates_else_of_the_medians():
     assert table.speedup(alone, None) == (None, None, None)
     once = of["optimized"] | {"speedup": measured | {"ci_low": None, "ci_high": None}}
     assert str(table._gpu_cells(once, of, None)[8]) == "9.5"
+
+
+def test_a_ratio_to_a_copy_is_the_time_over_the_copys_in_every_table():
+    from harness import plots_quantization
+
+    found = [synthetic.gpu_row(case, name) for case in sweep("quantize")[:1] for name in ("optimized", "copy")]
+    ours, copy = found[0] | {"graph_us": synthetic.timing(30.0)}, found[1] | {"graph_us": synthetic.timing(20.0)}
+    of = {"optimized": ours, "copy": copy}
+    assert str(table._gpu_cells(ours, of, None)[7]) == "1.50"
+    for lines in (report._gpu_lines({"a": of}), plots_quantization.table({"a": of})):
+        heading, _, line = ([cell.strip() for cell in line.split("|")] for line in lines)
+        assert line[heading.index("/ copy")].split()[0] == "1.50"
+    assert table.ratio(copy, copy) is None
 
 
 def test_spread_is_half_the_range_of_the_replicates():
