@@ -15,6 +15,7 @@ from typing import IO, Any
 from harness import rows
 from harness.ceilings import recorded
 from harness.environment import ROOT
+from harness.origin import used_by, versions
 
 RUNS = ROOT / "runs"
 LATEST = RUNS / "latest"
@@ -88,6 +89,11 @@ class RunFolder:
             raise rows.RowsError(
                 f"{shown(self.path)} holds rows of {other or 'a CPU'}: {gpu or 'a CPU'} cannot go on with them"
             )
+
+    def origin_of_others(self, environment: str) -> str | None:
+        """Versions and commits of the rows that are there, in words, where they come from another environment."""
+        others = [row for row in self.found if row["environment"] not in (None, environment)]
+        return ", ".join(versions(used_by(others, describe(self.path)))) or "another environment" if others else None
 
     def write(self, row: dict[str, Any], samples: dict[str, list[float]] | None = None) -> None:
         """Append one row, and its samples (column -> µs per call) to samples.jsonl; both are on the disk when this

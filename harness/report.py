@@ -9,6 +9,7 @@ from typing import Any
 from harness import folder, peers, rows
 from harness.cases import PRODUCTS
 from harness.ceilings import Ceilings
+from harness.origin import device, provenance
 from harness.table import base, cases, errors, gpu_state, led, ratio, speedup, spread, stated, time_us
 
 FIGURES = {
@@ -70,7 +71,7 @@ def compose(found: list[dict[str, Any]], runs: list[dict[str, Any]], plots: Path
 
     origin = provenance(found, runs)
     grouped = cases(found)
-    parts = [f"# {_device(found)}: parity and speed", origin, *_headline(found, grouped, runs)]
+    parts = [f"# {device(found)}: parity and speed", origin, *_headline(found, grouped, runs)]
     if not found:
         return "\n\n".join([*parts, "This run has no rows: there is nothing to show."]) + "\n"
     on_gpu = any(row["device"] == "cuda" for row in found)
@@ -86,29 +87,6 @@ def compose(found: list[dict[str, Any]], runs: list[dict[str, Any]], plots: Path
     ]
     parts += [f"```sh\n{found[0]['repeat']}\n```"]
     return "\n\n".join(parts) + "\n"
-
-
-def provenance(found: list[dict[str, Any]], runs: list[dict[str, Any]]) -> str:
-    """Device, date and versions in one line."""
-    last = runs[-1] if runs else {}
-    environment = last.get("environment", {})
-    date = (last.get("started") or (found[0]["time"] if found else None) or "")[:10]
-    git = environment.get("git") or {}
-    commit = git.get("commit") and git["commit"][:10] + ("-dirty" if git.get("dirty") else "")
-    named = (
-        ("torch", environment.get("torch")),
-        ("NVRTC", environment.get("nvrtc")),
-        ("driver", environment.get("driver")),
-        ("commit", commit),
-    )
-    host = environment.get("host", {}).get("cpu")
-    device = _device(found) if any(row["gpu"] for row in found) or not host else f"CPU: {host}"
-    return " · ".join([device, *filter(None, [date]), *(f"{name} {value}" for name, value in named if value)])
-
-
-def _device(found: list[dict[str, Any]]) -> str:
-    gpus = sorted({row["gpu"] for row in found if row["gpu"]})
-    return ", ".join(gpus) or "CPU"
 
 
 def _headline(found: list[dict[str, Any]], grouped: dict, runs: list[dict[str, Any]]) -> list[str]:

@@ -137,6 +137,8 @@ class Run:
             "clocks": hello["clocks"],
         })
         if not self.kernels.done():
+            if origin := self.folder.origin_of_others(hello["common"]["environment"]):
+                self.reporter.say(f"Rows that are there stay, measured with {origin}; the report names both.")
             if hello["summary"]:
                 self.reporter.say(f"{hello['common']['gpu']}: {hello['summary']}")
             self.common = hello["common"]

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from harness import peers, report, rows, table
+from harness.origin import provenance
 from harness.report import compose, write
 from harness.sweeps import sweep
 from harness.tests import synthetic
@@ -49,6 +50,19 @@ def test_report_leads_with_the_numbers(gpu_run):
         assert words in text
     assert "| rmsnorm_fwd 4096x8192 bf16 |" in text
     assert "--case" in text.split("## Measuring one row again")[1]
+
+
+def test_origin_is_that_of_every_row_and_of_no_other_run():
+    def run(name, commit, dirty=False, torch="2.11.0"):
+        return {"hash": name, "started": "2026-02-01T00:00:00Z",
+                "environment": {"torch": torch, "git": {"commit": commit * 40, "dirty": dirty}}}
+
+    runs = [run("x", "c"), run("a", "a"), run("b", "b", dirty=True), run("a", "a")]
+    found = [rows.row(status="OK", environment=name, gpu="NVIDIA H200") for name in "aab"]
+    assert provenance(found, runs) == (
+        "NVIDIA H200 · 2026-02-01 · torch 2.11.0 · commit aaaaaaaaaa and bbbbbbbbbb-dirty")
+    assert provenance(found[:2], runs).endswith("commit aaaaaaaaaa")
+    assert provenance([rows.row(status="OK", environment="lost")], runs[:1]).endswith("commit cccccccccc")
 
 
 def test_figures_depend_on_the_rows_alone(gpu_run, tmp_path):

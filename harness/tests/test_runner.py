@@ -221,6 +221,18 @@ def test_resume_measures_only_what_is_missing(tmp_path, implement):
     assert [row["case"] for row in found] == list(CASES)
 
 
+def test_a_resumed_run_says_where_the_rows_that_are_there_come_from(tmp_path, monkeypatch):
+    def environment(commit):
+        monkeypatch.setattr(case_server, "record", lambda index: {"git": {"commit": commit * 40, "dirty": False}})
+
+    environment("a")
+    run(tmp_path / "run", cases=CASES[:1])
+    assert "Rows that are there" not in run(tmp_path / "run", mode="fresh", cases=CASES[:1])[2]
+    environment("b")
+    text = run(tmp_path / "run", mode="resume")[2]
+    assert "Rows that are there stay, measured with commit aaaaaaaaaa;" in " ".join(text.split())
+
+
 def test_spent_budget_says_what_is_left(tmp_path):
     code, found, text = run(tmp_path / "run", budget_s=0.0)
     assert (code, found) == (0, [])
