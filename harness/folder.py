@@ -15,6 +15,7 @@ from typing import IO, Any
 from harness import rows
 from harness.ceilings import recorded
 from harness.environment import ROOT
+from harness.options import Options
 from harness.origin import used_by, versions
 
 RUNS = ROOT / "runs"
@@ -46,11 +47,11 @@ class RunFolder:
     `mode` is what becomes of rows that are there already: "new" wants none; "resume" keeps them; "rerun" keeps them,
     but makes those anew that another try may mend; "fresh" drops them. With "resume" or "rerun" and no `path`,
     runs/latest goes on, if there is one. Raises `rows.RowsError`, in one sentence, for a folder that cannot be
-    written, that another process writes to, that holds rows already and should not, or whose rows are those of
-    another verb: a checked row is not a measured one.
+    written, that another process writes to, that holds rows already and should not, or whose rows are not of the kind
+    `wanted`, as `kinds` has it: a checked row is not a measured one, nor a short measurement a long one.
     """
 
-    def __init__(self, path: Path | None, mode: str = "new", verb: str = "bench"):
+    def __init__(self, path: Path | None, mode: str = "new", **wanted: Any):
         goes_on = mode in ("resume", "rerun")
         self.path = goes_on_at(path, mode) or _fresh()
         self.rows_path = self.path / "rows.jsonl"
@@ -64,7 +65,7 @@ class RunFolder:
             if mode == "fresh":
                 self._drop()
             self.found = rows.latest(rows.read(self.rows_path))
-            self._refuse_another(verb)
+            self._refuse_another(wanted)
             self._writer, self._samples = rows.Writer(self.rows_path), None
             if not path and not (goes_on and LATEST.exists()):
                 _point_latest(self.path)
@@ -77,11 +78,14 @@ class RunFolder:
         for name in ("samples.jsonl", "environment.json"):
             (self.path / name).unlink(missing_ok=True)
 
-    def _refuse_another(self, verb: str) -> None:
-        for entry in describe(self.path):
-            words = str(entry.get("command", "")).split()[3:4]  # python -m harness VERB
-            if words and words != [verb]:
-                raise rows.RowsError(f"{shown(self.path)} holds rows of {words[0]}: {verb} cannot go on with them")
+    def _refuse_another(self, wanted: dict[str, Any]) -> None:
+        there = kinds(self.found, describe(self.path))
+        for what, value in wanted.items():
+            for other in there[what]:
+                if other != str(value):
+                    named = "" if what == "verb" else f"{what} "
+                    raise rows.RowsError(
+                        f"{shown(self.path)} holds rows of {named}{other}: {named}{value} cannot go on with them")
 
     def refuse_other(self, gpu: str | None) -> None:
         """Raises RowsError where the rows that are there come from another GPU than `gpu`, or from a CPU."""
@@ -112,6 +116,24 @@ class RunFolder:
         """Close the files of rows and samples."""
         for file in filter(None, (self._writer, self._samples, self._lock)):
             file.close()
+
+
+def kinds(found: list[dict[str, Any]], runs: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """What must not be mixed in one folder: the verbs, profiles and seeds of its rows and of its entries of
+    environment.json."""
+    commands = [words for run in runs if (words := str(run.get("command", "")).split()[3:])]  # python -m harness VERB
+    return {
+        "verb": sorted({words[0] for words in commands}),
+        "profile": sorted({_profile(words) for words in commands if words[0] == "bench"}),
+        "seed": sorted({str(row["seed"]) for row in found if row["seed"] is not None}),
+    }
+
+
+def _profile(words: list[str]) -> str:
+    """The profile that a command line names, or takes where it names none."""
+    given = [word.partition("=")[2] or after for word, after in zip(words, [*words[1:], ""])
+             if word.partition("=")[0] == "--profile"]
+    return given[-1] if given else Options.profile
 
 
 def goes_on_at(path: Path | None, mode: str) -> Path | None:

@@ -98,6 +98,6 @@ def _refuse_mixed(found: list[dict[str, Any]], runs: list[dict[str, Any]]) -> No
     devices = sorted({row["gpu"] or "a CPU" for row in found})
     if len(devices) > 1:
         raise RowsError(f"these folders hold rows of different devices: {' and '.join(devices)}")
-    verbs = sorted({words[3] for run in runs if len(words := str(run.get("command", "")).split()) > 3})
-    if len(verbs) > 1:
-        raise RowsError(f"these folders hold rows of different verbs: {' and '.join(verbs)}")
+    for what, kinds in folder.kinds(found, runs).items():
+        if len(kinds) > 1:
+            raise RowsError(f"these folders hold rows of different {what}s: {' and '.join(kinds)}")

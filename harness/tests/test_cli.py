@@ -168,6 +168,20 @@ def test_a_checked_row_does_not_pass_for_a_measured_one(tmp_path, capsys):
     assert "holds rows of check: bench cannot go on" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words, said", [
+    (["--profile", "ci"], "holds rows of profile quick: profile ci cannot go on"),
+    (["--seed", "1"], "holds rows of seed 0: seed 1 cannot go on"),
+    (["--profile=ci", "--seed", "0"], "holds rows of profile quick"),
+])
+@pytest.mark.parametrize("mode", ["--resume", "--rerun-failed"])
+def test_a_run_goes_on_with_its_own_profile_and_seed(tmp_path, capsys, words, said, mode):
+    entry = {"runs": [{"command": "python -m harness bench -k rmsnorm"}]}
+    (tmp_path / "environment.json").write_text(json.dumps(entry))
+    rows.Writer(tmp_path / "rows.jsonl").write(rows.row(status="OK", seed=0))
+    assert main(["bench", "--case", "rmsnorm_fwd 3x16 bf16", "--out", str(tmp_path), mode, *words]) == 1
+    assert said in capsys.readouterr().err
+
+
 def test_bench_says_at_once_that_there_is_no_gpu():
     command = [sys.executable, "-m", "harness", "check", "--case", "rmsnorm_fwd 3x16 bf16", "--dtype", "nope"]
     began = time.monotonic()

@@ -23,7 +23,7 @@ CASES = ("rmsnorm_fwd 3x16 bf16", "rmsnorm_bwd 2x8 fp32", "rmsnorm_fwd 5x16 bf16
 def timed(**fields):
     column = {"median": 10.0, "ci_low": 9.9, "ci_high": 10.1}
     made = rows.row(**{"status": "OK", "case": "a", "implementation": "optimized", "device": "cuda",
-                       "gpu": "NVIDIA H200", "environment": "e", **fields})
+                       "gpu": "NVIDIA H200", "environment": "e", "seed": 0, **fields})
     return made | {"graph_us": fields.get("graph_us", column)}
 
 
@@ -111,6 +111,9 @@ def test_rows_that_contradict_each_other_are_refused_in_one_sentence(tmp_path, c
         (timed(case="b", gpu="NVIDIA B200"), "bench", "different devices: NVIDIA B200 and NVIDIA H200"),
         (timed(case="b", gpu=None), "bench", "different devices: NVIDIA H200 and a CPU"),
         (timed(case="b"), "check", "different verbs: bench and check"),
+        (timed(case="b"), "bench --profile ci", "different profiles: ci and quick"),
+        (timed(case="b"), "bench -k a --profile=full", "different profiles: full and quick"),
+        (timed(case="b", seed=1), "bench", "different seeds: 0 and 1"),
     ],
 )
 def test_folders_of_different_kinds_are_refused(tmp_path, other, verb, words):
