@@ -136,6 +136,7 @@ def cases(options: Options) -> list[Any]:
     from harness import sweeps
 
     if options.names:
+        _refuse_filters(options)
         return list(dict.fromkeys(parse_case(name) for name in options.names))
     name = options.sweep or options.limits.sweep
     pick("sweep", [name], sweeps.SWEEPS)
@@ -156,6 +157,14 @@ def cases(options: Options) -> list[Any]:
             f"no case of sweep {name!r} passes these filters; `list --sweep {name}` shows its cases"
         )
     return list(dict.fromkeys(chosen))
+
+
+def _refuse_filters(options: Options) -> None:
+    """A case that is named is taken as it is: what would filter it has no say, and must not look as if it had."""
+    given = {"--sweep": options.sweep, "--function": options.functions, "--dtype": options.dtypes,
+             "--recipe": options.recipes, "--shape": options.shapes, "-k": options.keyword}
+    for word in (word for word, value in given.items() if value):
+        raise UsageError(f"--case names whole cases: {word} cannot choose from them")
 
 
 def _check_filters(options: Options) -> None:

@@ -85,6 +85,9 @@ def test_two_runs_are_compared(capsys, tmp_path):
         (["-k", "("], "regular expression"),
         (["-k", "nothing like it"], "no case of sweep 'smoke' passes"),
         (["--case", "rmsnorm_fwd"], "function shape dtype"),
+        *((["--case", "rmsnorm_fwd 4x8 bf16", *words], f"--case names whole cases: {words[0]} cannot choose")
+          for words in (["--sweep", "llm"], ["--function", "rmsnorm_fwd"], ["--dtype", "bf16"], ["--recipe", "none"],
+                        ["--shape", "4x8"], ["-k", "rms"])),
         (["--case", "rmsnorm_fwd 4x8 bf16 gamma_dtype=int8"], "int8"),
         (["--case", "rmsnorm_fwd 4x8 bf16 gamma_dtype=[1]"], "unknown dtype of gamma_dtype [1]"),
         (["--case", "rmsnorm_fwd 4x8 bf16 colour=red"], "unknown option 'colour'"),
