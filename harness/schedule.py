@@ -8,8 +8,8 @@ from harness import options as chosen
 from harness.case_run import blank
 from harness.cases import FAMILIES, PIPELINES, PRODUCTS, Case, family_of
 from harness.folder import Known
-from harness.implementations import suited
-from harness.options import Options
+from harness.implementations import IMPLEMENTATIONS, suited
+from harness.options import Options, UsageError
 
 COPY_TBS = 4.28  # of an H200: what the estimates stand on
 PRODUCT_TFLOPS = {"bf16": 700.0, "fp16": 700.0, "fp32": 50.0}
@@ -75,6 +75,8 @@ def tasks(options: Options, cpu: Any = None) -> tuple[list[Case], list[Task]]:
     asked, names = chosen.cases(options), chosen.implementations(options)
     cases = cpu.cases(asked) if cpu else asked
     replicates = options.limits.replicates
+    if options.implementations:
+        _check_suited(cases, names)
     every = {}
     for case in cases:
         suits = suited(case, names, bool(options.implementations))
@@ -82,6 +84,15 @@ def tasks(options: Options, cpu: Any = None) -> tuple[list[Case], list[Task]]:
     mine = [every[case] for case in share(cases, options.shard)]
     families = list(dict.fromkeys(task.family for task in mine))
     return asked, sorted(mine, key=lambda task: families.index(task.family))
+
+
+def _check_suited(cases: Iterable[Case], names: Iterable[str]) -> None:
+    """UsageError for an implementation that was asked for, and that none of the cases has."""
+    functions = {case.function for case in cases}
+    for name in names:
+        has = IMPLEMENTATIONS[name].functions
+        if has is not None and not functions & set(has):
+            raise UsageError(f"no case that was asked for has an implementation {name!r}; it is of {', '.join(has)}")
 
 
 def missing(planned: Iterable[Task], seed: int, device: str, known: Known) -> list[Task]:

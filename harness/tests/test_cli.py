@@ -78,6 +78,8 @@ def test_two_runs_are_compared(capsys, tmp_path):
         (["--function", "rmsnorm"], "did you mean rmsnorm_fwd"),
         (["--impl", "optimised"], "did you mean optimized"),
         (["--impl", "zzz"], "known: reference, compiled, optimized, cublas, unfused, eager, copy"),
+        (["--impl", "cublas", "--case", "add 33x64 fp32"], "has an implementation 'cublas'; it is of linear_fwd"),
+        (["--impl", "reference,eager", "--function", "rmsnorm_fwd"], "has an implementation 'eager'; it is of"),
         (["--dtype", "bf61"], "did you mean bf16"),
         (["--recipe", "mxfp9"], "unknown recipe"),
         (["--shape", "4096x0"], "4096x8192"),
