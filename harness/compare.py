@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from harness import rows
+from harness import rows, table
 from harness.table import counted
 
 LONG_US = 20.0  # shorter functions are within a few event ticks of each other
@@ -30,7 +30,9 @@ class Change:
 def changes(old: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]) -> list[Change]:
     """What both runs measured, in the order of the old one."""
     before, after = _cases(old), _cases(new)
-    return [change for key, row in before.items() if key in after and (change := _change(row, after[key]))]
+    bases = {rows.identity(of) for of in (*_bases(before.values()), *_bases(after.values()))}
+    return [change for key, row in before.items() if key in after
+            and (change := _change(row, after[key], row["implementation"] != "copy" and key not in bases))]
 
 
 def differences(old: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]) -> list[str]:
@@ -88,13 +90,18 @@ def _cases(found: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {rows.identity(row): row for row in rows.latest(found) if row["kind"] == "case"}
 
 
-def _change(old: dict[str, Any], new: dict[str, Any]) -> Change | None:
+def _bases(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows that speed-ups are over: compared with themselves they never move."""
+    return [row for of in table.cases(found).values() if (row := table.base(of))]
+
+
+def _change(old: dict[str, Any], new: dict[str, Any], sped_up: bool) -> Change | None:
     judged = next((name for name in rows.COLUMNS if old[name] and new[name]), None)
     if judged is None:
         return None
     moved = {name: new[name]["median"] / old[name]["median"] - 1 for name in rows.COLUMNS
              if old[name] and new[name] and old[name]["median"] and new[name]["median"]}
-    if old["speedup"] and new["speedup"] and old["implementation"] != "reference":
+    if sped_up and old["speedup"] and new["speedup"]:
         moved["speedup"] = new["speedup"]["median"] / old["speedup"]["median"] - 1
     one, other = old[judged], new[judged]
     apart = one["ci_high"] < other["ci_low"] or other["ci_high"] < one["ci_low"]
@@ -103,16 +110,16 @@ def _change(old: dict[str, Any], new: dict[str, Any]) -> Change | None:
 
 def _largest(found: list[Change]) -> Table:
     """The rows whose judged column moved most, with its intervals' verdict."""
-    table = Table(title=f"Largest changes of {counted(len(found), 'row')}, new against old", title_justify="left",
+    lines = Table(title=f"Largest changes of {counted(len(found), 'row')}, new against old", title_justify="left",
                   box=None, pad_edge=False)
     for name in ("case", "implementation", "µs", "graph", "cold", "warm", "speed-up", "intervals"):
-        table.add_column(name, justify="left" if name in ("case", "implementation", "intervals") else "right")
+        lines.add_column(name, justify="left" if name in ("case", "implementation", "intervals") else "right")
     for change in sorted(found, key=_moved, reverse=True)[:SHOWN]:
         cells = [f"{change.changes[name]:+.1%}" if name in change.changes else ""
                  for name in (*rows.COLUMNS, "speedup")]
-        table.add_row(change.row["case"], change.row["implementation"], f"{change.us:.2f}", *cells,
+        lines.add_row(change.row["case"], change.row["implementation"], f"{change.us:.2f}", *cells,
                       "apart" if change.apart else "touch")
-    return table
+    return lines
 
 
 def _moved(change: Change) -> float:

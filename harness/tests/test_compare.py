@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from harness import compare
-from harness.tests.synthetic import gpu_rows, timing
+from harness.sweeps import sweep
+from harness.tests.synthetic import gpu_row, gpu_rows, timing
 
 
 def slower(row, factor):
@@ -49,6 +50,17 @@ def test_only_rows_over_20_us_are_counted(old):
     found = compare.changes(short + long, new)
     assert compare.within(found, "graph_us", 0.015) == (5, 6)
     assert compare.within(found, "graph_us", 0.01) == (3, 6)
+
+
+def test_what_speed_ups_are_over_has_none_of_its_own():
+    """Of a product that is cuBLAS, which is 1 in every run; a copy computes nothing."""
+    over = {"speedup": {"median": 5.0, "ci_low": None, "ci_high": None}}
+    old = [gpu_row(case, name) | over for case in sweep("smoke") if case.function in ("linear_fwd", "add")
+           for name in ("optimized", "reference", "cublas", "copy")
+           if (name == "cublas") <= (case.function == "linear_fwd")]
+    counted = {(change.row["function"], change.row["implementation"])
+               for change in compare.changes(old, old) if "speedup" in change.changes}
+    assert counted == {("linear_fwd", "optimized"), ("linear_fwd", "reference"), ("add", "optimized")}
 
 
 def test_what_is_missing_or_worse_is_said(old):
