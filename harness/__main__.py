@@ -96,10 +96,10 @@ def _tune(options: Options) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from harness import compare, rows
+    from harness import compare, folder, rows
     from harness.progress import open_console
 
-    old, new = (rows.read(path / "rows.jsonl") for path in (arguments.old, arguments.new))
+    old, new = (rows.read(folder.of(path) / "rows.jsonl") for path in (arguments.old, arguments.new))
     compare.show(open_console(), old, new)
     return 0
 

@@ -38,8 +38,8 @@ def changes(old: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]) -> lis
 def differences(old: Iterable[dict[str, Any]], new: Iterable[dict[str, Any]]) -> list[str]:
     """What else than the code may have moved the times, a sentence each: another GPU, another environment."""
     said = []
-    for name, text in (("gpu", "GPU"), ("environment", "environment")):
-        before, after = (sorted({str(row[name]) for row in found}) for found in (old, new))
+    for name, text, none in (("gpu", "GPU", rows.CPU), ("environment", "environment", "an unknown one")):
+        before, after = (sorted({row[name] or none for row in found}) for found in (old, new))
         if before and after and before != after:
             said.append(f"Another {text}: {', '.join(before)}; now {', '.join(after)}")
     return said
@@ -68,7 +68,7 @@ def within(found: Iterable[Change], name: str, share: float) -> tuple[int, int]:
 def show(console: Console, old: list[dict[str, Any]], new: list[dict[str, Any]]) -> None:
     """Print the largest changes, a summary of each column, and what is not in both runs."""
     found = changes(old, new)
-    console.print(_largest(found), "")
+    console.print(_largest(found) if found else "Largest changes of 0 rows: no row was timed in both runs.", "")
     for name in (*rows.COLUMNS, "speedup"):
         every = [abs(change.changes[name]) for change in found if name in change.changes]
         if every:

@@ -91,7 +91,7 @@ class RunFolder:
         """Raises RowsError where the rows that are there come from another GPU than `gpu`, or from a CPU."""
         for other in {row["gpu"] for row in self.found} - {gpu}:
             raise rows.RowsError(
-                f"{shown(self.path)} holds rows of {other or 'a CPU'}: {gpu or 'a CPU'} cannot go on with them"
+                f"{shown(self.path)} holds rows of {other or rows.CPU}: {gpu or rows.CPU} cannot go on with them"
             )
 
     def origin_of_others(self, environment: str) -> str | None:
@@ -134,6 +134,11 @@ def _profile(words: list[str]) -> str:
     given = [word.partition("=")[2] or after for word, after in zip(words, [*words[1:], ""])
              if word.partition("=")[0] == "--profile"]
     return given[-1] if given else Options.profile
+
+
+def of(path: Path) -> Path:
+    """The folder of a run that is named by its rows.jsonl, or by itself."""
+    return path.parent if path.name == "rows.jsonl" else path
 
 
 def goes_on_at(path: Path | None, mode: str) -> Path | None:

@@ -10,7 +10,6 @@ from harness.subject import DOUBTS
 from harness.table import counted
 
 
-
 def merge(out: Path, folders: list[Path]) -> int:
     """Write rows, records of environments and samples of `folders` into the new folder `out`; the exit code is 0.
 
@@ -19,6 +18,7 @@ def merge(out: Path, folders: list[Path]) -> int:
     """
     if (out / "rows.jsonl").exists():
         raise RowsError(f"{folder.shown(out)} holds rows already; merge into a new folder")
+    folders = [folder.of(path) for path in folders]
     runs = [run for path in folders for run in folder.describe(path)]
     found = _joined({path: rows.latest(rows.read(path / "rows.jsonl")) for path in folders})
     _refuse_mixed(found, runs)
@@ -75,9 +75,9 @@ def contradiction(one: dict[str, Any], other: dict[str, Any]) -> str:
     They agree when device, environment and machine code are the same, either both have a result or they have the
     same status, and the confidence intervals of each time that both have overlap.
     """
-    for name, text in (("gpu", "GPU"), ("environment", "environment")):
+    for name, text, none in (("gpu", "GPU", rows.CPU), ("environment", "environment", "an unknown one")):
         if one[name] != other[name]:
-            return f"{text} {one[name]} and {other[name]}"
+            return f"{text} {one[name] or none} and {other[name] or none}"
     if one["status"] != other["status"] and not {one["status"], other["status"]} <= set(DOUBTS):
         return f"status {one['status']} and {other['status']}"
     codes = [(row["kernel"] or {}).get("code_digest") for row in (one, other)]
@@ -95,7 +95,7 @@ def _overlap(one: dict[str, float], other: dict[str, float]) -> bool:
 
 
 def _refuse_mixed(found: list[dict[str, Any]], runs: list[dict[str, Any]]) -> None:
-    devices = sorted({row["gpu"] or "a CPU" for row in found})
+    devices = sorted({row["gpu"] or rows.CPU for row in found})
     if len(devices) > 1:
         raise RowsError(f"these folders hold rows of different devices: {' and '.join(devices)}")
     for what, kinds in folder.kinds(found, runs).items():

@@ -46,7 +46,7 @@ def write(run: Path | None, out: Path | None) -> int:
 
     Prints where it is; the exit code is 0. Raises RowsError for a folder without readable rows.
     """
-    run = run or folder.LATEST
+    run = folder.of(run or folder.LATEST)
     try:
         there = run.exists()
     except OSError as error:

@@ -108,6 +108,11 @@ _BUILT = {"source": str, "registers": int, "spill_bytes": int}
 """What the kernel of a compile row has that is OK."""
 
 
+CURE = "without this line the rest can be read, and --resume measures it anew"
+CPU = "a CPU"
+"""What a row without a GPU comes from."""
+
+
 class RowsError(Exception):
     """A rows file that cannot be read or written; one sentence says why."""
 
@@ -197,14 +202,14 @@ def _parsed(path: Path, lines: list[str]) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
             schema = row["schema"]
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise RowsError(f"{path}, line {number}: not a result row") from None
+            raise RowsError(f"{path}, line {number}: not a result row; {CURE}") from None
         if schema in range(1, SCHEMA):
             later = (name for version, names in ADDED.items() if version > schema for name in names)
             row, schema = dict.fromkeys(later) | row | {"schema": SCHEMA}, SCHEMA
         if schema != SCHEMA:
             raise RowsError(f"{path}, line {number}: schema {schema}, this version reads {SCHEMA}")
         if not _whole(row):
-            raise RowsError(f"{path}, line {number}: a damaged result row")
+            raise RowsError(f"{path}, line {number}: a damaged result row; {CURE}")
         yield row
 
 

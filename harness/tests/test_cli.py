@@ -71,6 +71,16 @@ def test_two_runs_are_compared(capsys, tmp_path):
     assert main(["compare", str(tmp_path), str(tmp_path / "nowhere")]) == 1
 
 
+def test_a_run_is_named_by_its_folder_or_by_its_rows(capsys, tmp_path):
+    named = tmp_path / "run" / "rows.jsonl"
+    named.parent.mkdir()
+    rows.Writer(named).write(rows.row(status="OK", case="a", implementation="reference"))
+    assert main(["compare", str(named), str(named.parent)]) == 0
+    assert main(["merge", str(tmp_path / "merged"), str(named)]) == 0 and (tmp_path / "merged" / "rows.jsonl").exists()
+    assert main(["report", str(tmp_path / "nowhere" / "rows.jsonl")]) == 1
+    assert "nowhere does not exist" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -78,6 +78,12 @@ def test_another_gpu_or_environment_is_said(old):
     assert "Another GPU: NVIDIA H200; now NVIDIA B200" in text and "Another environment: " in text
 
 
+def test_a_run_of_a_cpu_is_told_as_one(old):
+    new = [row | {"gpu": None, "environment": None} for row in old]
+    assert compare.differences(old, new) == [
+        "Another GPU: NVIDIA H200; now a CPU", "Another environment: 0123456789ab; now an unknown one"]
+
+
 def test_a_repeated_row_counts_once_and_as_last_measured(old):
     new = [slower(old[0], 2.0), *old]
     assert compare.changes(old, new)[0].changes["graph_us"] == 0
@@ -86,4 +92,5 @@ def test_a_repeated_row_counts_once_and_as_last_measured(old):
 def test_rows_without_times_do_not_count(old):
     bare = [row | {"graph_us": None, "cold_us": None, "warm_us": None} for row in old]
     assert compare.changes(bare, bare) == []
-    assert "Largest changes of 0 rows" in shown(bare, bare)
+    text = shown(bare, bare)
+    assert "Largest changes of 0 rows: no row was timed in both runs." in text and "speed-up" not in text

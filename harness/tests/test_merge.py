@@ -86,6 +86,7 @@ def test_of_a_row_that_was_replaced_the_last_is_merged(tmp_path):
         ({"environment": "f"}, "environment e and f"),
         ({"status": "FAIL_PARITY"}, "status OK and FAIL_PARITY"),
         ({"gpu": "NVIDIA B200"}, "GPU NVIDIA H200 and NVIDIA B200"),
+        ({"gpu": None}, "GPU NVIDIA H200 and a CPU"),
         ({"kernel": {"code_digest": "x"}}, "different machine code"),
         ({"graph_us": {"median": 10.15, "ci_low": 10.05, "ci_high": 10.2}}, ""),
         ({"status": "NOISY"}, ""),

@@ -66,7 +66,7 @@ def test_foreign_line_is_an_error_that_names_it(tmp_path):
     Writer(path).write(some())
     with open(path, "a") as file:
         file.write("hello\n")
-    with pytest.raises(RowsError, match="line 2: not a result row"):
+    with pytest.raises(RowsError, match="line 2: not a result row; without this line the rest can be read"):
         read(path)
     path.write_text("[" * 100_000 + "\n")
     with pytest.raises(RowsError, match="line 1: not a result row"):
@@ -84,7 +84,7 @@ def test_foreign_line_is_an_error_that_names_it(tmp_path):
 def test_damaged_row_is_an_error_that_names_it(tmp_path, damage):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(some()) + "\n" + json.dumps(some() | damage) + "\n")
-    with pytest.raises(RowsError, match="line 2: a damaged result row"):
+    with pytest.raises(RowsError, match="line 2: a damaged result row; without this line the rest can be read"):
         read(path)
 
 
