@@ -47,10 +47,12 @@ class Run:
         self.queue, self.left = deque(self.tasks), len(self.tasks)
         if not {task.case for task in planned} <= set(self.asked):
             reporter.say("Cases are cut to about a million elements each, in fewer rows: this is a CPU.")
+        if not planned:
+            reporter.say(f"Share {'/'.join(map(str, options.shard))} has no case: there are fewer cases than shares.")
 
     def execute(self) -> int:
-        """Do it. Every finished row is kept; the code is 0, 1 where a row failed or no worker could be started, 130
-        after Ctrl-C."""
+        """Do it. Every finished row is kept; the code is 0, 1 where a row failed, no worker could be started or a
+        budget left time for nothing, 130 after Ctrl-C."""
         interrupted = False
         try:
             asyncio.run(self._all())
@@ -200,7 +202,10 @@ class Run:
             self.reporter.say(f"{why}, cases left: {self.left}; go on with: {self._resume_command(where)}")
         if failed:
             self.reporter.say(f"{table.counted(len(failed), 'row')} failed, as listed above")
-        return INTERRUPTED if interrupted else FAILED if failed or self.refusals else 0
+        nothing = bool(self.left and not self.written)
+        if nothing:
+            self.reporter.say("Nothing was measured")
+        return INTERRUPTED if interrupted else FAILED if failed or self.refusals or nothing else 0
 
     def _resume_command(self, where: str) -> str:
         words = [word for word in sys.argv[1:] if word not in MODES]

@@ -235,8 +235,21 @@ def test_a_resumed_run_says_where_the_rows_that_are_there_come_from(tmp_path, mo
 
 def test_spent_budget_says_what_is_left(tmp_path):
     code, found, text = run(tmp_path / "run", budget_s=0.0)
-    assert (code, found) == (0, [])
-    assert "cases left: 2" in text and "--resume" in text
+    assert (code, found) == (1, [])
+    assert "cases left: 2" in text and "--resume" in text and "Nothing was measured" in text
+
+
+def test_a_budget_that_sufficed_for_some_is_no_failure(tmp_path, monkeypatch):
+    spent = iter((False, True))
+    monkeypatch.setattr(Run, "_spent", lambda self: next(spent))
+    code, found, text = run(tmp_path / "run")
+    assert (code, len(found)) == (0, 1) and "cases left: 1" in text and "Nothing was measured" not in text
+
+
+def test_a_share_without_cases_is_told(tmp_path):
+    code, found, text = run(tmp_path / "run", shard=(3, 3))
+    assert (code, found) == (0, []) and "Share 3/3 has no case" in text
+    assert "has no case" not in run(tmp_path / "other", shard=(2, 3))[2]
 
 
 def test_ctrl_c_keeps_every_finished_row(tmp_path, implement):
