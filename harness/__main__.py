@@ -70,9 +70,11 @@ def _dry_run(options: Options, where: Any) -> int:
     from harness.progress import open_console
 
     known = folder.known_at(folder.goes_on_at(options.out, options.mode), options.mode)
-    cpu = None if where.name == "cuda" else where.make(0)
-    tasks = schedule.missing(schedule.tasks(options, cpu)[1], options.seed, where.name, known)
-    return listing.show_tasks(tasks, False, open_console())
+    asked, planned = schedule.tasks(options, None if where.name == "cuda" else where.make(0))
+    if schedule.cut(asked, planned):
+        print(schedule.CUT)
+    tasks = schedule.missing(planned, options.seed, where.name, known)
+    return listing.show_tasks(tasks, open_console(), where.name)
 
 
 def _list(arguments: argparse.Namespace, options: Options) -> int:

@@ -45,8 +45,8 @@ class Run:
             options.out, options.mode, verb=options.verb, profile=options.profile, seed=options.seed)
         self.tasks = self._missing(planned)
         self.queue, self.left = deque(self.tasks), len(self.tasks)
-        if not {task.case for task in planned} <= set(self.asked):
-            reporter.say("Cases are cut to about a million elements each, in fewer rows: this is a CPU.")
+        if schedule.cut(self.asked, planned):
+            reporter.say(schedule.CUT)
         if not planned:
             reporter.say(f"Share {'/'.join(map(str, options.shard))} has no case: there are fewer cases than shares.")
 

@@ -16,6 +16,7 @@ PRODUCT_TFLOPS = {"bf16": 700.0, "fp16": 700.0, "fp32": 50.0}
 CASE_S, REPLICATE_S, PASSES = 0.6, 0.3, 6300
 """A case takes about CASE_S, REPLICATE_S for each replicate, and PASSES times its bytes at the copy rate: fitted to a
 run of the llm sweep in five replicates."""
+CUT = "Cases are cut to about a million elements each, in fewer rows: this is a CPU."
 PRODUCT_PASSES = 1500
 """Of a matrix product, whose calls are long, and whose reference is checked but not timed: reckoned, not fitted."""
 
@@ -93,6 +94,11 @@ def _check_suited(cases: Iterable[Case], names: Iterable[str]) -> None:
         has = IMPLEMENTATIONS[name].functions
         if has is not None and not functions & set(has):
             raise UsageError(f"no case that was asked for has an implementation {name!r}; it is of {', '.join(has)}")
+
+
+def cut(asked: Iterable[Case], planned: Iterable[Task]) -> bool:
+    """Whether what is planned are not the cases that were asked for, as where there is no GPU."""
+    return not {task.case for task in planned} <= set(asked)
 
 
 def missing(planned: Iterable[Task], seed: int, device: str, known: Known) -> list[Task]:

@@ -52,6 +52,18 @@ def test_dry_run_measures_and_writes_nothing(capsys, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_dry_run_on_a_cpu_is_of_that_cpu(capsys, monkeypatch):
+    """Without what an H200 would take, and with a word where cases are cut."""
+    monkeypatch.setattr("harness.__main__.gpus", lambda: [])
+    monkeypatch.setattr("harness.backend_cpu.ELEMENTS", 8192)
+    for case, cut in ("rmsnorm_fwd 4096x4096 bf16", True), ("rmsnorm_fwd 3x16 bf16", False):
+        assert main(["bench", "--dry-run", "--case", case]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert ("Cases are cut to" in text, "H200" in text, "on this CPU" in text) == (cut, False, True)
+    assert main(["list", "--case", "rmsnorm_fwd 3x16 bf16"]) == 0
+    assert "H200 limit" in capsys.readouterr().out
+
+
 def test_dry_run_leaves_out_what_a_resumed_run_would_not_run(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("harness.__main__.gpus", lambda: [])
     names = ["--case", "rmsnorm_fwd 3x16 bf16", "--case", "rmsnorm_fwd 4x16 bf16", "--impl", "reference"]
