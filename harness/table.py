@@ -1,5 +1,6 @@
 """The tables that a run ends with, for a terminal of 100 columns."""
 
+from collections import Counter
 from collections.abc import Iterable
 from statistics import median
 from typing import Any
@@ -194,7 +195,13 @@ def compile_table(found: list[dict[str, Any]]) -> Table:
 
 
 def _show_failures(console: Console, found: Iterable[dict[str, Any]]) -> None:
-    """For each row that failed: what, why, and the command that repeats it."""
+    """Why rows have no result, those of one reason together; for each row that failed: what, why, and the command that
+    repeats it."""
+    found = list(found)
+    left_out = Counter((row["status"], row["implementation"], row["reason"]) for row in found
+                       if row["status"] not in (*DOUBTS, *rows.FAILURES))
+    for (status, name, reason), count in left_out.items():
+        console.print(Text(f"{status} {name} of {counted(count, 'case')}: {reason}", style=FAIR), soft_wrap=True)
     for row in found:
         if row["status"] in rows.FAILURES:
             what = f"{row['status']} {row['case']}, {row['implementation']}: {row['reason']}"

@@ -144,6 +144,15 @@ def test_terminal_table_fits_in_100_columns(found):
             assert f"{row['function']} " in text and f" {row['shape']} " in text
 
 
+def test_the_terminal_says_once_why_rows_were_left_out():
+    cases = synthetic.sweep("smoke")[:3]
+    found = [synthetic.gpu_row(case, "optimized", status="SKIPPED", reason="no GPU of that kind", parity=None)
+             for case in cases] + [synthetic.gpu_row(cases[0], "reference", status="OOM", reason="needs 8 TB")]
+    text = shown(found)
+    assert text.count("SKIPPED optimized of 3 cases: no GPU of that kind") == 1
+    assert "OOM reference of 1 case: needs 8 TB" in text and "of 3 cases" not in shown(synthetic.gpu_rows("smoke"))
+
+
 def test_longest_verdict_still_fits():
     cases = [synthetic.sweep("llm")[i] for i in (5, 59)]
     found = [synthetic.gpu_row(case, "optimized", status=status, reason="") for case, status in zip(
