@@ -75,8 +75,9 @@ class RunFolder:
 
     def _drop(self) -> None:
         self.rows_path.write_bytes(b"")
-        for name in ("samples.jsonl", "environment.json"):
-            (self.path / name).unlink(missing_ok=True)
+        drawn = [path for kind in ("png", "svg") for path in (self.path / "plots").glob(f"*.{kind}")]
+        for path in (*(self.path / name for name in ("samples.jsonl", "environment.json", "REPORT.md")), *drawn):
+            path.unlink(missing_ok=True)
 
     def _refuse_another(self, wanted: dict[str, Any]) -> None:
         there = kinds(self.found, describe(self.path))

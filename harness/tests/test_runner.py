@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness import audit, backend_cpu, case_server, folder, rows, runner
+from harness import audit, backend_cpu, case_server, folder, report, rows, runner
 from harness.backend_cpu import Cpu
 from harness.case_run import CaseRun
 from harness.cases import FAMILIES
@@ -172,7 +172,11 @@ def test_every_step_is_announced_before_it_begins():
 
 def test_fresh_drops_what_the_folder_holds(tmp_path):
     run(tmp_path / "run", "bench")
+    report.write(tmp_path / "run", None)
+    (tmp_path / "run" / "plots" / "mine.txt").write_text("")
     _, found, _ = run(tmp_path / "run", mode="fresh")
+    assert not (tmp_path / "run" / "REPORT.md").exists()
+    assert [path.name for path in (tmp_path / "run" / "plots").iterdir()] == ["mine.txt"]
     assert len(found) == 2 and {row["kind"] for row in found} == {"case"}
     assert not (tmp_path / "run" / "samples.jsonl").exists()
     assert len(folder.describe(tmp_path / "run")) == 1
