@@ -11,16 +11,20 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+from matplotlib.artist import Artist  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.text import Text  # noqa: E402
 
 # Okabe and Ito's palette, its yellow left out: it vanishes on paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY, INK = "#8A8A8A", "#222222"
+DPI = 150  # of a figure from the start: text that is laid out at another size may not fit
 
 plt.rcParams.update(
     {
+        "figure.dpi": DPI,
         "figure.facecolor": "white",
         "savefig.facecolor": "white",
         "font.size": 9,
@@ -96,16 +100,18 @@ def short(name: str) -> str:
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend for all panels, at the top right, beside the title."""
+    """One legend for all panels, at the top right, under the title: in as many columns as the figure is wide enough
+    for. What it takes beyond one line is added to the figure's height."""
     handles = {label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels())}
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="upper right",
-        ncols=min(len(handles), 6),
-        fontsize=8,
-        bbox_to_anchor=(0.995, 1 - 0.28 / figure.get_figheight()),
-    )
+    for columns in range(min(len(handles), 6), 0, -1):
+        made = figure.legend(handles.values(), handles.keys(), loc="upper right", ncols=columns, fontsize=8)
+        size = made.get_window_extent()
+        if size.width <= 0.99 * figure.bbox.width or columns == 1:
+            break
+        made.remove()
+    lines = math.ceil(len(handles) / columns)
+    figure.set_figheight(figure.get_figheight() + (lines - 1) * size.height / lines / figure.dpi)
+    made.set_bbox_to_anchor((0.995, 1 - 0.28 / figure.get_figheight()))
 
 
 def save(figure: Figure, folder: Path, name: str, title: str, provenance: str) -> str:
@@ -114,9 +120,29 @@ def save(figure: Figure, folder: Path, name: str, title: str, provenance: str) -
     folder.mkdir(parents=True, exist_ok=True)
     height = figure.get_figheight()
     figure.text(0.01, 1 - 0.08 / height, title, fontsize=12, fontweight="bold", ha="left", va="top")
-    figure.text(0.01, 0.06 / height, provenance, fontsize=7, color=GREY, ha="left", va="bottom")
-    figure.tight_layout(rect=(0, 0.22 / height, 1, 1 - (0.6 if figure.legends else 0.36) / height))
+    foot = figure.text(0.01, 0.06 / height, "", fontsize=7, color=GREY, ha="left", va="bottom")
+    below = _inches(_fitted(foot, provenance, " · "))
+    above = max([0.36, *(0.35 + _inches(each) for each in figure.legends)])
+    figure.tight_layout(rect=(0, (0.11 + below) / height, 1, 1 - above / height))
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-    figure.savefig(folder / f"{name}.png", dpi=150, metadata={"Software": None})
+    figure.savefig(folder / f"{name}.png", dpi=DPI, metadata={"Software": None})
     plt.close(figure)
     return name
+
+
+def _fitted(text: Text, words: str, between: str) -> Text:
+    """The text, filled with the parts of `words`, in as few lines as the figure's width leaves."""
+    lines = [""]
+    for part in words.split(between):
+        text.set_text(longer := between.join(filter(None, [lines[-1], part])))
+        if lines[-1] and text.get_window_extent().width > 0.98 * text.figure.bbox.width:
+            lines.append(part)
+        else:
+            lines[-1] = longer
+    text.set_text("\n".join(lines))
+    return text
+
+
+def _inches(artist: Artist) -> float:
+    """The height of what is drawn."""
+    return artist.get_window_extent().height / artist.figure.dpi
