@@ -15,6 +15,7 @@ from matplotlib.artist import Artist  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.text import Text  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
 
 # Okabe and Ito's palette, its yellow left out: it vanishes on paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -65,8 +66,9 @@ def panels(
 
 
 def look(index: int) -> dict[str, str]:
-    """Colour and marker of series number `index`."""
-    return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+    """Colour and marker of series number `index`: no two of the first 49 have the same of both."""
+    turn, place = divmod(index, len(COLOURS))
+    return {"color": COLOURS[place], "marker": MARKERS[(place + turn) % len(MARKERS)]}
 
 
 def hidden_axis(axes: Axes, sizes: Sequence[int]) -> None:
@@ -82,13 +84,15 @@ def hidden_axis(axes: Axes, sizes: Sequence[int]) -> None:
 
 
 def plain_log(axes: Axes, which: str, low: float, high: float) -> None:
-    """A log axis from about `low` to about `high`, with plain numbers, as many as suit its length."""
+    """A log axis from about `low` to about `high`, with plain numbers, as many as suit its length and no fewer than
+    two."""
     low, high = low / 1.15, high * 1.15
     steps = (1, 1.5, 2, 3, 5, 7) if high / low < 10 else (1, 2, 5) if high / low < 200 else (1,)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [
-        step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high
-    ]
+    ticks = [step * 10.0**decade for decade in decades for step in steps]
+    if high / low < 3:  # the steps of a decade may leave one tick
+        ticks = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high)
+    ticks = [tick for tick in ticks if low <= tick <= high]
     axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
     (axes.set_yticks if which == "y" else axes.set_xticks)(ticks, [f"{tick:,g}" for tick in ticks])
     axes.minorticks_off()

@@ -1,4 +1,4 @@
-"""How figures look: nothing is cut off."""
+"""How figures look: nothing is cut off, and what differs looks different."""
 
 import pytest
 
@@ -42,3 +42,19 @@ def test_a_long_origin_takes_more_lines_instead_of_running_off_the_page(kept, tm
     foot = figure.texts[-1]
     assert inside(foot, figure) and foot.get_text().count("\n") >= 1
     assert foot.get_window_extent().y1 <= panel.xaxis.get_tightbbox().y0
+
+
+def test_no_two_of_many_series_look_alike():
+    looks = [tuple(style.look(index).values()) for index in range(len(style.COLOURS) * len(style.MARKERS))]
+    assert len(set(looks)) == len(looks)
+
+
+@pytest.mark.parametrize(("low", "high"), [
+    (0.97, 1.08), (1, 1), (0.85, 1.3), (3.2, 4.6), (1.02, 1.45), (7.2, 9.4), (0.5, 6), (2, 60), (5, 2000), (1, 1e6)])
+def test_a_log_axis_has_several_ticks_in_its_range(low, high):
+    figure, (panel,) = style.panels(1)
+    style.plain_log(panel, "y", low, high)
+    ticks, (bottom, top) = panel.get_yticks(), panel.get_ylim()
+    assert 2 <= len(ticks) <= 12 and bottom <= min(ticks) and max(ticks) <= top
+    assert len({label.get_text() for label in panel.get_yticklabels()}) == len(ticks)
+    style.plt.close(figure)
