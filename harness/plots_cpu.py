@@ -12,26 +12,20 @@ from harness.table import errors, time_us
 
 
 def time(cases: Cases) -> Figure | None:
-    """Horizontal bars of CPU time by case: the reference, and torch.compile's version where it was
-    measured."""
+    """CPU time by case, on a log axis: the reference, and torch.compile's version where it was measured."""
     found = [(name, of) for name, of in cases.items() if time_us(of.get("reference"))]
     if not found:
         return None
     figure, (panel,) = style.panels(1, width=8, height=0.24 * len(found) + 1)
-    places = range(len(found), 0, -1)
-    for name, shift, colour in (("reference", 0.2, style.COLOURS[0]), ("compiled", -0.2, style.COLOURS[1])):
-        bars = [
-            (place + shift, took / 1e3)
-            for place, (_, of) in zip(places, found)
-            if (took := time_us(of.get(name)))
-        ]
-        if bars:
-            panel.barh(
-                *zip(*bars), height=0.4, color=colour, label=name if name == "reference" else "torch.compile"
-            )
+    places, drawn = range(len(found), 0, -1), []
+    for index, (name, label) in enumerate((("reference", "reference"), ("compiled", "torch.compile"))):
+        points = [(took / 1e3, place) for place, (_, of) in zip(places, found) if (took := time_us(of.get(name)))]
+        if points:
+            panel.plot(*zip(*points), ls="", ms=5, label=label, **style.look(index))
+            drawn += [took for took, _ in points]
+    style.plain_log(panel, "x", min(drawn), max(drawn))
     panel.set_yticks(list(places), [style.short(name) for name, _ in found], fontsize=7)
     panel.set_ylim(0.3, len(found) + 0.7)
-    panel.grid(axis="y", visible=False)
     panel.set_xlabel("ms on this CPU")
     style.legend(figure, [panel])
     return figure

@@ -2,7 +2,9 @@
 
 import pytest
 
-from harness import style
+from harness import plots_cpu, style
+from harness.table import cases
+from harness.tests import synthetic
 
 NAMES = [f"torch 2.{n}.0 eager, separate ops" for n in range(9)]
 
@@ -58,3 +60,12 @@ def test_a_log_axis_has_several_ticks_in_its_range(low, high):
     assert 2 <= len(ticks) <= 12 and bottom <= min(ticks) and max(ticks) <= top
     assert len({label.get_text() for label in panel.get_yticklabels()}) == len(ticks)
     style.plt.close(figure)
+
+
+def test_times_of_a_cpu_are_on_a_log_axis_with_whole_names(kept, tmp_path):
+    figure = plots_cpu.time(cases(synthetic.cpu_rows()))
+    style.save(figure, tmp_path, "a", "Title", "CPU")
+    (panel,) = figure.axes
+    assert panel.get_xscale() == "log" and all(inside(label, figure) for label in panel.get_yticklabels())
+    drawn = {line.get_label(): len(line.get_xdata()) for line in panel.lines}
+    assert drawn["reference"] == len(panel.get_yticks()) and 0 < drawn["torch.compile"] < drawn["reference"]
