@@ -36,6 +36,18 @@ def test_a_gain_is_the_unfused_time_over_the_fused():
     assert len(widths) >= 20 and widths == pytest.approx([3.0] * len(widths))
 
 
+@pytest.mark.parametrize("turn", (1, -1))
+def test_a_gain_is_of_the_path_that_was_asked_for(turn):
+    """Where the same was timed by default too, in whatever order; else of the default."""
+    found = [row for row in rows(("optimized",)) if not row["options"].get("path", "").endswith("_in_two")]
+    for row in found:
+        took = {None: 15.0, "unfused": 30.0}.get(row["options"].get("path"), 10.0)
+        row["graph_us"] = synthetic.timing(took)
+    for kept, gain in ((found, 3.0), ([row for row in found if row["options"].get("path") in (None, "unfused")], 2.0)):
+        widths = {round(bar.get_width(), 6) for bar in plots_norms.gain(cases(kept[::turn])).axes[0].patches}
+        assert widths == {gain}
+
+
 def test_rows_without_a_recipe_have_no_such_part(tmp_path):
     found = [synthetic.gpu_row(case, name) for case in sweep("unlisted")[:20] for name in ("optimized", "copy")]
     assert "Norms with quantized outputs" not in compose(found, synthetic.RUNS, tmp_path)
