@@ -16,7 +16,7 @@ def time(cases: Cases) -> Figure | None:
     found = [(name, of) for name, of in cases.items() if time_us(of.get("reference"))]
     if not found:
         return None
-    figure, (panel,) = style.panels(1, width=8, height=0.24 * len(found) + 1)
+    figure, (panel,) = style.panels(1, width=8, height=0.24 * len(found) + 1, dpi=style.DPI)
     places, drawn = range(len(found), 0, -1), []
     for index, (name, label) in enumerate((("reference", "reference"), ("compiled", "torch.compile"))):
         points = [(took / 1e3, place) for place, (_, of) in zip(places, found) if (took := time_us(of.get(name)))]

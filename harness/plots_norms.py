@@ -71,7 +71,7 @@ def gain(cases: Cases) -> Figure | None:
     found = {key: of["unfused"] / of["fused"] for key, of in times.items() if len(of) == 2}
     if not found:
         return None
-    figure, (panel,) = style.panels(1, width=8, height=0.24 * len(found) + 0.8)
+    figure, (panel,) = style.panels(1, width=8, height=0.24 * len(found) + 0.8, dpi=style.DPI)
     places = range(len(found), 0, -1)
     colours = [style.COLOURS[RECIPES.index(recipe) - 1] for _, _, _, recipe, _ in found]
     panel.barh(places, list(found.values()), height=0.7, color=colours)

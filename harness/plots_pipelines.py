@@ -99,7 +99,7 @@ def times(cases: Cases) -> Figure | None:
     if not found:
         return None
     names = [name for name in RIVALS if any(time_us(of.get(name)) for of in found.values())]
-    figure, (panel,) = style.panels(1, width=8, height=0.16 * (len(names) + 1) * len(found) + 0.8)
+    figure, (panel,) = style.panels(1, width=8, height=0.16 * (len(names) + 1) * len(found) + 0.8, dpi=style.DPI)
     for index, name in enumerate(names):
         bars = [(place, time_us(of[name]) / time_us(of["eager"])) for place, of in enumerate(found.values())
                 if time_us(of.get(name))]

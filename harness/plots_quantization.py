@@ -75,7 +75,7 @@ def against_copy(cases: Cases) -> Figure | None:
              if time_us(of.get("optimized")) and time_us(of.get("copy"))]
     if not found:
         return None
-    figure, (panel,) = style.panels(1, width=8, height=0.22 * len(found) + 0.8)
+    figure, (panel,) = style.panels(1, width=8, height=0.22 * len(found) + 0.8, dpi=style.DPI)
     places = range(len(found), 0, -1)
     panel.barh(places, [ratio for _, ratio in found], height=0.7, color=style.COLOURS[0])
     for place, (_, ratio) in zip(places, found):
@@ -84,7 +84,7 @@ def against_copy(cases: Cases) -> Figure | None:
     panel.set_yticks(list(places), [style.short(name) for name, _ in found], fontsize=7)
     panel.set_ylim(0.3, len(found) + 0.7)
     panel.grid(axis="y", visible=False)
-    panel.set_xlabel("time / time of a copy of the bytes that cross the memory's pins")
+    panel.set_xlabel("time / that of a copy of what crosses the pins")
     return figure
 
 

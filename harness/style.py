@@ -21,11 +21,11 @@ from matplotlib.ticker import MaxNLocator  # noqa: E402
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY, INK = "#8A8A8A", "#222222"
-DPI = 150  # of a figure from the start: text that is laid out at another size may not fit
+DPI = 150
+"""Of a page. A figure with long names beside it is made at it: laid out at another size they may not fit."""
 
 plt.rcParams.update(
     {
-        "figure.dpi": DPI,
         "figure.facecolor": "white",
         "savefig.facecolor": "white",
         "font.size": 9,
@@ -84,15 +84,17 @@ def hidden_axis(axes: Axes, sizes: Sequence[int]) -> None:
 
 
 def plain_log(axes: Axes, which: str, low: float, high: float) -> None:
-    """A log axis from about `low` to about `high`, with plain numbers, as many as suit its length and no fewer than
-    two."""
+    """A log axis from about `low` to about `high`, with plain numbers, as many as suit its length: evenly apart where
+    those of a decade are too few."""
     low, high = low / 1.15, high * 1.15
     steps = (1, 1.5, 2, 3, 5, 7) if high / low < 10 else (1, 2, 5) if high / low < 200 else (1,)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [step * 10.0**decade for decade in decades for step in steps]
-    if high / low < 3:  # the steps of a decade may leave one tick
-        ticks = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high)
-    ticks = [tick for tick in ticks if low <= tick <= high]
+    ticks = [
+        step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high
+    ]
+    if len(ticks) < 3:
+        even = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high)
+        ticks = [tick for tick in even if low <= tick <= high]
     axes.set(**{f"{which}scale": "log", f"{which}lim": (low, high)})
     (axes.set_yticks if which == "y" else axes.set_xticks)(ticks, [f"{tick:,g}" for tick in ticks])
     axes.minorticks_off()
@@ -125,9 +127,9 @@ def save(figure: Figure, folder: Path, name: str, title: str, provenance: str) -
     height = figure.get_figheight()
     figure.text(0.01, 1 - 0.08 / height, title, fontsize=12, fontweight="bold", ha="left", va="top")
     foot = figure.text(0.01, 0.06 / height, "", fontsize=7, color=GREY, ha="left", va="bottom")
-    below = _inches(_fitted(foot, provenance, " · "))
-    above = max([0.36, *(0.35 + _inches(each) for each in figure.legends)])
-    figure.tight_layout(rect=(0, (0.11 + below) / height, 1, 1 - above / height))
+    below = max(0.22, 0.1 + _inches(_fitted(foot, provenance, " · ")))
+    above = max([0.6, *(0.35 + _inches(each) for each in figure.legends)]) if figure.legends else 0.36
+    figure.tight_layout(rect=(0, below / height, 1, 1 - above / height))
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     figure.savefig(folder / f"{name}.png", dpi=DPI, metadata={"Software": None})
     plt.close(figure)

@@ -16,31 +16,37 @@ def inside(artist, figure):
 
 
 @pytest.fixture
-def kept(monkeypatch):
-    """Figures stay open after they were saved."""
+def saved(monkeypatch, tmp_path):
+    """Saves a figure, and lays it out again as it was drawn."""
+    close = style.plt.close
     monkeypatch.setattr(style.plt, "close", lambda figure: None)
-    yield
-    monkeypatch.undo()
-    style.plt.close("all")
+
+    def save(figure, origin):
+        style.save(figure, tmp_path, "a", "Title", origin)
+        figure.set_dpi(150)
+        figure.canvas.draw()
+
+    yield save
+    close("all")
 
 
 @pytest.mark.parametrize("count", (1, 4, 9))
 @pytest.mark.parametrize("width", (3.0, 5.2))
-def test_a_legend_is_on_the_page_and_above_the_panels(count, width, kept, tmp_path):
+def test_a_legend_is_on_the_page_and_above_the_panels(count, width, saved):
     figure, (panel,) = style.panels(1, width=width)
     for name in NAMES[:count]:
         panel.plot([1, 2], label=name)
     style.legend(figure, [panel])
-    style.save(figure, tmp_path, "a", "Title", "NVIDIA H200")
+    saved(figure, "NVIDIA H200")
     (made,) = figure.legends
     assert len(made.get_texts()) == count and inside(made, figure)
     assert made.get_window_extent().y0 >= panel.get_window_extent().y1
     assert panel.get_window_extent().height > 1.8 * figure.dpi
 
 
-def test_a_long_origin_takes_more_lines_instead_of_running_off_the_page(kept, tmp_path):
+def test_a_long_origin_takes_more_lines_instead_of_running_off_the_page(saved):
     figure, (panel,) = style.panels(1)
-    style.save(figure, tmp_path, "a", "Title", " · ".join(f"commit {n:010}" for n in range(12)))
+    saved(figure, " · ".join(f"commit {n:010}" for n in range(12)))
     foot = figure.texts[-1]
     assert inside(foot, figure) and foot.get_text().count("\n") >= 1
     assert foot.get_window_extent().y1 <= panel.xaxis.get_tightbbox().y0
@@ -62,9 +68,9 @@ def test_a_log_axis_has_several_ticks_in_its_range(low, high):
     style.plt.close(figure)
 
 
-def test_times_of_a_cpu_are_on_a_log_axis_with_whole_names(kept, tmp_path):
+def test_times_of_a_cpu_are_on_a_log_axis_with_whole_names(saved):
     figure = plots_cpu.time(cases(synthetic.cpu_rows()))
-    style.save(figure, tmp_path, "a", "Title", "CPU")
+    saved(figure, "CPU")
     (panel,) = figure.axes
     assert panel.get_xscale() == "log" and all(inside(label, figure) for label in panel.get_yticklabels())
     drawn = {line.get_label(): len(line.get_xdata()) for line in panel.lines}
