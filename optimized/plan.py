@@ -192,7 +192,8 @@ def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     rows, planes, gamma = m.rows, m.planes, _gamma_bytes(m.rows.slab)
     stage = rows.slab * m.column_bytes
     most = (chip.shared_bytes - STATIC_SHARED_BYTES - gamma) // (rows.slots * stage)
-    stages = min(most, MAX_STAGES, max(3, 1 + -(-IN_FLIGHT_BYTES // (rows.slots * stage)))) if m.ring else 0
+    least = 2 if rows.threads <= 32 else 3
+    stages = min(most, MAX_STAGES, max(least, 1 + -(-IN_FLIGHT_BYTES // (rows.slots * stage)))) if m.ring else 0
     warps = rows.slots * rows.threads // 32 * rows.cluster
     helpful = -(-planes * problem.cols // (warps * STRIP * min(4, problem.vector)))  # each warp has columns to add up
     busy = max(1, -(-problem.rows // rows.slots))  # that have rows, and so partial sums
@@ -222,8 +223,8 @@ class BackwardMap:
 def _backward_map(problem: Problem, chip: Chip) -> BackwardMap | None:
     """None where registers and shared memory do not hold a row.
 
-    The ring has three stages, in a larger cluster if need be, so that one is on its way while another has landed; two
-    where no cluster has room for three.
+    The ring has three stages, in a larger cluster if need be, so that one is on its way while another has landed. Two
+    do for rows within a warp, of which many are on their way, and where no cluster has room for three.
     """
     planes, bulk = 2 if problem.norm == "LayerNorm" else 1, problem.bulk and chip.is_hopper_or_later
     column = SIZES[problem.x] + SIZES[problem.dz] + (SIZES[problem.add] if problem.add else 0)
@@ -232,11 +233,12 @@ def _backward_map(problem: Problem, chip: Chip) -> BackwardMap | None:
         return BACKWARD_THREADS[problem.norm] if ring else BACKWARD_DIRECT_THREADS
 
     def slots_of(ring, stages, threads, elements, slab):
-        needed = max(stages * column if ring else 0, 4 * planes)  # in the end each slot has its sums there
-        in_warp = max(1, 32 // threads)
-        most = MAX_WARP_SLOTS * in_warp if threads <= 32 else MAX_GROUP_SLOTS
-        if ring:
+        in_warp, most = max(1, 32 // threads), MAX_GROUP_SLOTS
+        if threads <= 32:
+            stages, most = 2, MAX_WARP_SLOTS * in_warp
+        elif ring:
             most = min(most, max(2, RING_BYTES // (stages * column * slab)))
+        needed = max(stages * column if ring else 0, 4 * planes)  # in the end each slot has its sums there
         free = chip.shared_bytes - STATIC_SHARED_BYTES - _gamma_bytes(slab)
         return min(limits(ring)[elements] // threads, most, free // (needed * slab)) // in_warp * in_warp
 

@@ -147,7 +147,7 @@ def test_ring(problem, chip, sm_margin):
     assert problem.bulk and 2 <= plan.stages <= plans.MAX_STAGES
     slab = plans.round_up(-(-problem.cols // max(1, *chip.cluster_sizes)), 8)
     room = chip.shared_bytes - STATIC_SHARED_BYTES - plans.round_up(4 * slab, 128)
-    assert plan.stages > 2 or 3 * column_bytes(problem) * slab > room, "three stages fit"
+    assert plan.stages > 2 or plan.row_threads <= 32 or 3 * column_bytes(problem) * slab > room, "three stages fit"
     assert plan.stage_bytes % 16 == 0
     assert plan.stage_bytes * plan.cluster >= column_bytes(problem) * problem.cols
     in_warp = max(1, 32 // plan.row_threads)
