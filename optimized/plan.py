@@ -233,6 +233,8 @@ def _backward_map(problem: Problem, chip: Chip) -> BackwardMap | None:
         return BACKWARD_THREADS[problem.norm] if ring else BACKWARD_DIRECT_THREADS
 
     def slots_of(ring, stages, threads, elements, slab):
+        if planes > 1 and elements > 24 and slab < problem.cols:
+            return 0  # in a cluster LayerNorm's arithmetic gains by more threads
         in_warp, most = max(1, 32 // threads), MAX_GROUP_SLOTS
         if threads <= 32:
             stages, most = 2, MAX_WARP_SLOTS * in_warp
