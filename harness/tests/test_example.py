@@ -33,6 +33,10 @@ def test_curves_that_differ_are_told_apart():
     assert residual_block.agree({"one": [4.0] * 40, "two": [4.0] * 20 + [3.97] * 20}, 0.02)[0]
 
 
+def test_one_step_cannot_fall():
+    assert residual_block.run(steps=1, tables="reference") == 0
+
+
 def test_wrong_arguments(capsys):
     assert command_line.main(["example", "residual_block", "--steps", "0"]) == 2
     assert "--steps 0 is not at least 1" in capsys.readouterr().err
