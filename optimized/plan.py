@@ -232,8 +232,8 @@ def _backward_map(problem: Problem, chip: Chip) -> BackwardMap | None:
     def limits(ring):
         return BACKWARD_THREADS[problem.norm] if ring else BACKWARD_DIRECT_THREADS
 
-    def slots_of(ring, stages, threads, elements, slab):
-        if planes > 1 and elements > 24 and slab < problem.cols:
+    def slots_of(ring, spread, stages, threads, elements, slab):
+        if spread and planes > 1 and elements > 24 and slab < problem.cols:
             return 0  # in a cluster LayerNorm's arithmetic gains by more threads
         in_warp, most = max(1, 32 // threads), MAX_GROUP_SLOTS
         if threads <= 32:
@@ -248,11 +248,12 @@ def _backward_map(problem: Problem, chip: Chip) -> BackwardMap | None:
         return -abs(SIZES[problem.x] * m.elements - THREAD_BYTES) if ring else -m.elements
 
     ring = bulk and problem.cols > 128
-    rows = next(filter(None, (row_map(problem.cols, chip.cluster_sizes, limits(ring), partial(slots_of, ring, stages),
-                                      preference) for stages in (3, 2))), None)
+    maps = (row_map(problem.cols, chip.cluster_sizes, limits(ring), partial(slots_of, ring, *wanted), preference)
+            for wanted in ((True, 3), (True, 2), (False, 3), (False, 2)))
+    rows = next(filter(None, maps), None)
     if rows is None:
         return None
-    few = bulk and few_lanes(problem.cols, problem.vector, rows, limits(True), partial(slots_of, True, 3))
+    few = bulk and few_lanes(problem.cols, problem.vector, rows, limits(True), partial(slots_of, True, True, 3))
     rows, ring = (few, True) if few else (rows, ring)
     return BackwardMap(rows, ring, planes, column, limits(ring)[rows.elements])
 

@@ -155,6 +155,13 @@ def test_ring(problem, chip, sm_margin):
     assert slots // in_warp <= (plans.MAX_WARP_SLOTS if plan.row_threads <= 32 else plans.MAX_GROUP_SLOTS)
 
 
+@pytest.mark.parametrize("dz", ["bf16", "f32"])
+def test_rows_that_fit_into_a_cluster_go_there(dz):
+    for cols in (65_544, 98_304, 98_312, 112_136, 131_072):
+        plan = plans.norm_backward(Problem("LayerNorm", 4096, cols, "bf16", dz, "bf16", None, 8, True), H200)
+        assert plan.cluster == 8 and "Ringed" in plan.kernel, cols
+
+
 def column_bytes(problem):
     """Of x, dz and add together."""
     return sum(SIZES[name] for name in (problem.x, problem.dz, problem.add) if name)
