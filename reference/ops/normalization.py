@@ -96,7 +96,7 @@ class LayerNorm(_Norm):
     def reset_parameters(self):
         """A gain of 1, a bias of 0."""
         super().reset_parameters()
-        if self.bias is not None:
+        if self._parameters.get("bias") is not None:
             torch.nn.init.zeros_(self.bias)
 
     def op_forward(self, ctx, input_, *, prev_op_grad_output_quantizer, next_op_input_quantizer):

@@ -42,7 +42,7 @@ class Plan:
 
     recording: whether autograd does. flags: of the extra inputs, the input and the parameters, in this order, whether
     they need gradients; requires: the same, empty where autograd records nothing. slots: where each parameter is found;
-    absent: where one may be put, and is none.
+    absent: where one may be put, and is none; counts: of the places of each operation.
     fused: what is computed together, forward and backward, both in forward order. settings: of each basic operation
     whether backward reaches it; whether its input needs a gradient. forward, backward: steps in the order in which they
     run; `unfused` is `backward` without fusions. no_gradients: None for each parameter, and for each extra input, of
@@ -61,6 +61,7 @@ class Plan:
     parameters: tuple[Tensor, ...]
     slots: tuple[tuple[dict, str, Tensor, bool], ...]
     absent: tuple[tuple[dict, str], ...]
+    counts: tuple[tuple[dict, int], ...]
     version: object
     kernels: Any
     fused: tuple[tuple[Any, ...], tuple[Any, ...]]
@@ -92,6 +93,9 @@ class Plan:
                     return False
             for held, name in self.absent:
                 if held[name] is not None:
+                    return False
+            for held, count in self.counts:
+                if len(held) != count:
                     return False
         except KeyError:  # a parameter that was deleted
             return False
@@ -156,6 +160,7 @@ def make_plan(fuser, recipe, recording, flags, run):
     return Plan(
         recipe, recording, flags, requires, tuple(each for _, _, each, _ in slots), slots,
         tuple((op._parameters, name) for op in ops for name, each in op._parameters.items() if each is None),
+        tuple((op._parameters, len(op._parameters)) for op in ops),
         pattern.Fusions.version, fuser.kernels, fused, (tuple(reached), tuple(inputs)), forward, backward, unfused,
         no_gradients=(tuple((None,) * _count(op) for op in ops), tuple((None,) * op.num_extra_inputs for op in ops)),
         input=fuser.num_extra_inputs, extra_outputs=fuser.num_extra_outputs,
