@@ -143,3 +143,21 @@ def test_another_pipeline_than_in_forward_is_refused():
         y.sum().backward()
     with recipes.autocast(recipe=CURRENT):
         once(one, x).sum().backward()
+
+
+def test_a_call_that_was_refused_is_refused_again():
+    shared, made = ops.Sequential(ops.AddExtraInput(in_place=True)), block()
+
+    def tried(given):
+        h = 2 * given
+        with pytest.raises(ValueError):
+            shared(h, h)
+        return made(h)
+
+    compared = []
+    for wrapped in (once, plain):
+        x = torch.ones(SIZE, SIZE).bfloat16().requires_grad_()
+        with recipes.autocast(recipe=CURRENT):
+            wrapped(tried, x).sum().backward()
+        compared.append(x.grad)
+    assert torch.equal(*compared)

@@ -177,7 +177,7 @@ class OperationFuser:
         call, region, recipe, given = self._last, active_region(), None, (*extra_inputs, input)
         checkpoints = active_checkpoints()
         if region is not None or self._region is not None or checkpoints is not None:
-            found = checkpoints and checkpoints.next_found(self.basic_ops)
+            found = checkpoints and checkpoints.found(self.basic_ops)
             region, recomputed = (found.region, True) if found else self._where(region)
             recipe = region and region.recipe
         if _are_functorch_transforms_active():

@@ -1,7 +1,7 @@
 """Activation checkpointing: what backward computes again finds what forward found."""
 
 import contextvars
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,23 +22,20 @@ class Found(NamedTuple):
 
 class Checkpoints(NamedTuple):
     """The checkpoints around a call: of those in forward the list of each, for what calls find; of the innermost one
-    that is computed again what comes next in it, else None."""
+    that is computed again what its next calls found, else None."""
 
     outer: Any
     forward: tuple[list[Found], ...]
-    again: Iterator[Found] | None
+    again: deque[Found] | None
 
-    def next_found(self, ops):
-        """What the call of `ops` that comes next found in forward; None where none is computed again."""
-        if self.again is None:
-            return None
-        found = next(self.again, None)
-        if found is None or found.ops != ops:
-            refuse(RuntimeError, "checkpoint", "a pipeline is computed again that was another one in forward")
-        return found
+    def found(self, ops):
+        """What a call of `ops`, if it is next, found in forward; None where none is computed again."""
+        return self.again[0] if self.again and self.again[0].ops == ops else None
 
     def note(self, found):
-        """Have it found again."""
+        """Have it found again, and the next call find the next one."""
+        if self.again is not None and (not self.again or self.again.popleft() is not found):
+            refuse(RuntimeError, "checkpoint", "a pipeline is computed again that was another one in forward")
         for each in self.forward:
             each.append(found)
 
@@ -57,7 +54,7 @@ class _Context:
     def __enter__(self):
         outer = _active.get()
         if self._again:
-            _active.set(Checkpoints(outer, (), iter(self._calls)))
+            _active.set(Checkpoints(outer, (), deque(self._calls)))
         else:
             forward, again = (outer.forward, outer.again) if outer else ((), None)
             _active.set(Checkpoints(outer, (*forward, self._calls), again))
