@@ -244,6 +244,13 @@ class Region:
 _active = contextvars.ContextVar("region", default=None)
 
 
+class _Step:
+    """One is like no other, but a copy of an operation is in the step that the operation is in."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
 @contextlib.contextmanager
 def autocast(enabled=True, *, recipe=None, amax_reduction_group=None):
     """Operations whose forward runs inside quantize by `recipe`; None means DelayedScaling().
@@ -258,7 +265,7 @@ def autocast(enabled=True, *, recipe=None, amax_reduction_group=None):
         refuse(TypeError, "autocast", f"recipe is {kind(recipe)}, but must be a recipe or None")
     is_group("autocast", "amax_reduction_group", amax_reduction_group)
     outer = _active.get()
-    step = object() if outer is None else outer.step
+    step = _Step() if outer is None else outer.step
     token = _active.set(Region(recipe or DelayedScaling(), amax_reduction_group, step) if enabled else None)
     try:
         yield

@@ -245,3 +245,21 @@ def test_weights_alone_load_too():
     assert list(made.state_dict()) == ["0.weight", "0._extra_state"]
     made.load_state_dict({"0.weight": torch.zeros(SIZE, SIZE)})
     assert made[0]._state is not None and not made[0].weight.any()
+
+
+def test_a_copy_within_a_step_stays_in_it():
+    made, x = pipeline(ops.BasicLinear(SIZE, SIZE)), torch.ones(SIZE, SIZE).bfloat16()
+    with recipes.autocast(recipe=RECIPES["delayed"]):
+        made(x)
+        copied = copy.deepcopy(made)
+        assert torch.equal(copied(x), made(x)) and copied[0]._state.step == made[0]._state.step
+
+
+def test_what_was_loaded_is_a_copy():
+    made, twin = (pipeline(ops.BasicLinear(SIZE, SIZE)) for _ in range(2))
+    steps(made, 2, RECIPES["delayed"])
+    held = made.state_dict()
+    twin.load_state_dict(held)
+    scale = held["0._extra_state"]["scale"].clone()
+    held["0._extra_state"]["scale"].zero_()
+    assert torch.equal(twin.state_dict()["0._extra_state"]["scale"], scale)

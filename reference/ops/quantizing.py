@@ -69,7 +69,8 @@ class QuantizingOperation(BasicOperation):
         if key in state_dict:
             unexpected_keys = rest[-2]
             unexpected_keys[:] = [name for name in unexpected_keys if name != key]
-            held = dict(state_dict[key])
+            held = {name: each.clone() if isinstance(each, torch.Tensor) else each
+                    for name, each in state_dict[key].items()}  # as weights are copied
             self._seed = held.pop("seed")
             self._state, self._made, self._waiting = None, None, held
 
