@@ -206,6 +206,15 @@ def test_an_operation_is_replaced_as_pytorch_has_it(replace):
         setattr(fused, "1", ops.ConstantScale(1.0))
 
 
+def test_what_is_there_keeps_its_name():
+    made = ops.Sequential(ops.ConstantScale(2.0))
+    made.add_module("norm", ops.RMSNorm(SIZE))
+    made.add_module("3", ops.Identity())
+    made += [ops.Bias(SIZE), ops.Bias(SIZE)]
+    assert list(made._modules) == ["0", "norm", "3", "4", "5"] and len(made.append(ops.Identity())) == 6
+    assert isinstance(made.pop(-1), ops.Identity) and len(made) == 5
+
+
 @pytest.mark.parametrize("made", [ops.Sequential(ops.RMSNorm(SIZE)), ops.RMSNorm(SIZE)])
 def test_another_table_is_taken_at_the_next_call(made):
     made(torch.ones(4, SIZE))

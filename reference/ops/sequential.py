@@ -1,5 +1,7 @@
 """Sequential: operations, and other modules among them, one after another."""
 
+from itertools import count
+
 import torch
 
 import reference
@@ -42,8 +44,12 @@ class Sequential(torch.nn.Module):
         return self.extend((op,))
 
     def extend(self, ops):
-        """Put operations or modules at the end."""
-        return self._set([*self, *ops])
+        """Put operations or modules at the end; those that are there keep their names."""
+        more = _one_by_one(ops)
+        _refuse_twice([*self, *more])
+        for op in more:
+            self.add_module(next(name for name in map(str, count(len(self))) if name not in self._modules), op)
+        return self
 
     def insert(self, index, op):
         """Put an operation or module before the one at `index`."""
@@ -70,6 +76,15 @@ class Sequential(torch.nn.Module):
         held = list(self)
         del held[index]
         self._set(held)
+
+    def pop(self, index):
+        """Take out the one at `index`."""
+        taken = self[index]
+        del self[index]
+        return taken
+
+    def __iadd__(self, other):
+        return self.extend(other)
 
     def __add__(self, other):
         return type(self)(*self, *other, kernels=self.kernels, fuse=self.fuse)
@@ -103,17 +118,9 @@ class Sequential(torch.nn.Module):
         return (x, *outputs) if outputs else x
 
     def _set(self, ops):
-        """Hold `ops`, those of fused operations one by one."""
-        held = []
-        for op in ops:
-            if not isinstance(op, torch.nn.Module):
-                refuse(TypeError, "Sequential", f"{op!r} is {kind(op)}, but must be an operation or a module")
-            held += op.basic_ops if isinstance(op, FusedOperation) else [op]
-        twice = {id(op): op for op in held if sum(op is other for other in held) > 1}
-        for op in twice.values():
-            if isinstance(op, FusibleOperation):
-                refuse(ValueError, "Sequential", f"{type(op).__name__} is in the pipeline twice, but what it keeps "
-                                                 "from forward to backward is for one use")
+        """Hold `ops`, by their numbers."""
+        held = _one_by_one(ops)
+        _refuse_twice(held)
         self._modules.clear()
         for index, op in enumerate(held):
             self.add_module(str(index), op)
@@ -146,3 +153,20 @@ class Sequential(torch.nn.Module):
         if isinstance(state.get("kernels"), _Table):
             state = state | {"kernels": state["kernels"].kernels}
         super().__setstate__(state)
+
+
+def _one_by_one(ops):
+    """The operations, those of fused ones by themselves."""
+    held = []
+    for op in ops:
+        if not isinstance(op, torch.nn.Module):
+            refuse(TypeError, "Sequential", f"{op!r} is {kind(op)}, but must be an operation or a module")
+        held += op.basic_ops if isinstance(op, FusedOperation) else [op]
+    return held
+
+
+def _refuse_twice(held):
+    for op in held:
+        if isinstance(op, FusibleOperation) and sum(op is other for other in held) > 1:
+            refuse(ValueError, "Sequential", f"{type(op).__name__} is in the pipeline twice, but what it keeps from "
+                                             "forward to backward is for one use")
