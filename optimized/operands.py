@@ -38,8 +38,8 @@ def in_memory(function: str, **tensors: Any) -> None:
 
 
 def signature(t: Tensor) -> tuple:
-    """All of a tensor that checks and plans look at. An address of 0 is like no other. On 16 bytes nothing is negated:
-    what views negate are imaginary parts, which lie behind real ones."""
+    """All of a tensor that checks and plans look at. An address of 0 is like no other. Of one on 16 bytes it does not
+    tell whether it negates: such views are of imaginary parts, which lie behind real ones."""
     address = t.data_ptr()
     place = (address & 15 and (address & 15, t.is_neg())) if address else None
     return t.shape, t.stride(), t.dtype, t.device, place
