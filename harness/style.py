@@ -127,7 +127,7 @@ def save(figure: Figure, folder: Path, name: str, title: str, provenance: str) -
     height = figure.get_figheight()
     figure.text(0.01, 1 - 0.08 / height, title, fontsize=12, fontweight="bold", ha="left", va="top")
     foot = figure.text(0.01, 0.06 / height, "", fontsize=7, color=GREY, ha="left", va="bottom")
-    below = max(0.22, 0.1 + _inches(_fitted(foot, provenance, " · ")))
+    below = max(0.22, 0.1 + _inches(_fitted(foot, provenance)))
     above = max([0.6, *(0.35 + _inches(each) for each in figure.legends)]) if figure.legends else 0.36
     figure.tight_layout(rect=(0, below / height, 1, 1 - above / height))
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
@@ -136,16 +136,16 @@ def save(figure: Figure, folder: Path, name: str, title: str, provenance: str) -
     return name
 
 
-def _fitted(text: Text, words: str, between: str) -> Text:
+def _fitted(text: Text, words: str) -> Text:
     """The text, filled with the parts of `words`, in as few lines as the figure's width leaves."""
     lines = [""]
-    for part in words.split(between):
-        text.set_text(longer := between.join(filter(None, [lines[-1], part])))
-        if lines[-1] and text.get_window_extent().width > 0.98 * text.figure.bbox.width:
+    for part in re.split("(?<= · )|(?<= and )", words):
+        text.set_text(lines[-1] + part)
+        if lines[-1] and text.get_window_extent().width > 0.96 * text.figure.bbox.width:
             lines.append(part)
         else:
-            lines[-1] = longer
-    text.set_text("\n".join(lines))
+            lines[-1] += part
+    text.set_text("\n".join(line.removesuffix(" · ") for line in lines))
     return text
 
 

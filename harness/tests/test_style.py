@@ -46,7 +46,7 @@ def test_a_legend_is_on_the_page_and_above_the_panels(count, width, saved):
 
 def test_a_long_origin_takes_more_lines_instead_of_running_off_the_page(saved):
     figure, (panel,) = style.panels(1)
-    saved(figure, " · ".join(f"commit {n:010}" for n in range(12)))
+    saved(figure, " · ".join(f"commit {n:010}" for n in range(12)) + 12 * " and 0123456789")
     foot = figure.texts[-1]
     assert inside(foot, figure) and foot.get_text().count("\n") >= 1
     assert foot.get_window_extent().y1 <= panel.xaxis.get_tightbbox().y0
