@@ -69,7 +69,7 @@ def _dry_run(options: Options, where: Any) -> int:
     from harness import folder, listing, schedule
     from harness.progress import open_console
 
-    known = folder.known_at(folder.goes_on_at(options.out, options.mode), options.mode)
+    known = folder.known_at(folder.goes_on_at(options.out, options.mode), options.mode, **options.kind)
     asked, planned = schedule.tasks(options, None if where.name == "cuda" else where.make(0))
     if schedule.cut(asked, planned):
         print(schedule.CUT)

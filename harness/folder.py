@@ -61,11 +61,12 @@ class RunFolder:
                     f"{self.path} holds rows already; add --resume, --rerun-failed or --fresh, or take another --out"
                 )
             self.path.mkdir(parents=True, exist_ok=True)
+            was_one = self.rows_path.exists()
             self._lock = _locked(self.rows_path)
-            if mode == "fresh":
+            if mode == "fresh" and was_one:
                 self._drop()
             self.found = rows.latest(rows.read(self.rows_path))
-            self._refuse_another(wanted)
+            _refuse_another(self.path, self.found, wanted)
             self._writer, self._samples = rows.Writer(self.rows_path), None
             if not path and not (goes_on and LATEST.exists()):
                 _point_latest(self.path)
@@ -78,15 +79,6 @@ class RunFolder:
         drawn = [path for kind in ("png", "svg") for path in (self.path / "plots").glob(f"*.{kind}")]
         for path in (*(self.path / name for name in ("samples.jsonl", "environment.json", "REPORT.md")), *drawn):
             path.unlink(missing_ok=True)
-
-    def _refuse_another(self, wanted: dict[str, Any]) -> None:
-        there = kinds(self.found, describe(self.path))
-        for what, value in wanted.items():
-            for other in there[what]:
-                if other != str(value):
-                    named = "" if what == "verb" else f"{what} "
-                    raise rows.RowsError(
-                        f"{shown(self.path)} holds rows of {named}{other}: {named}{value} cannot go on with them")
 
     def refuse_other(self, gpu: str | None) -> None:
         """Raises RowsError where the rows that are there come from another GPU than `gpu`, or from a CPU."""
@@ -149,10 +141,24 @@ def goes_on_at(path: Path | None, mode: str) -> Path | None:
     return LATEST.resolve()
 
 
-def known_at(path: Path | None, mode: str) -> Known:
-    """What a run in a mode would find known in a folder, which need not be there."""
+def known_at(path: Path | None, mode: str, **wanted: Any) -> Known:
+    """What a run of the kind `wanted` would find known in a folder, which need not be there. Raises RowsError where it
+    could not go on with that."""
     there = path and mode in ("resume", "rerun") and (path / "rows.jsonl").exists()
-    return Known(rows.latest(rows.read(path / "rows.jsonl")) if there else [], mend=mode == "rerun")
+    found = rows.latest(rows.read(path / "rows.jsonl")) if there else []
+    if there:
+        _refuse_another(path, found, wanted)
+    return Known(found, mend=mode == "rerun")
+
+
+def _refuse_another(path: Path, found: list[dict[str, Any]], wanted: dict[str, Any]) -> None:
+    there = kinds(found, describe(path))
+    for what, value in wanted.items():
+        for other in there[what]:
+            if other != str(value):
+                named = "" if what == "verb" else f"{what} "
+                raise rows.RowsError(
+                    f"{shown(path)} holds rows of {named}{other}: {named}{value} cannot go on with them")
 
 
 def record(path: Path, runs: list[dict[str, Any]]) -> None:

@@ -59,6 +59,11 @@ class Options:
     devices: tuple[int, ...] = ()
 
     @property
+    def kind(self) -> dict[str, Any]:
+        """What all rows of a folder have in common."""
+        return {"verb": self.verb, "profile": self.profile, "seed": self.seed}
+
+    @property
     def limits(self) -> Profile:
         """The profile's numbers."""
         return PROFILES[self.profile]

@@ -41,8 +41,7 @@ class Run:
         self.over = False
         cpu = None if self.on_gpu else place.make(0)
         self.asked, planned = schedule.tasks(options, cpu)
-        self.folder = RunFolder(
-            options.out, options.mode, verb=options.verb, profile=options.profile, seed=options.seed)
+        self.folder = RunFolder(options.out, options.mode, **options.kind)
         self.tasks = self._missing(planned)
         self.queue, self.left = deque(self.tasks), len(self.tasks)
         if schedule.cut(self.asked, planned):

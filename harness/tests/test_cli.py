@@ -72,6 +72,8 @@ def test_dry_run_leaves_out_what_a_resumed_run_would_not_run(capsys, tmp_path, m
     for mode, left in ("", "2 cases"), ("--resume", "1 case"), ("--rerun-failed", "2 cases"), ("--fresh", "2 cases"):
         assert main(["bench", "--dry-run", "--out", str(tmp_path), *names, *mode.split()]) == 0
         assert f"{left} of reference" in capsys.readouterr().out
+    assert main(["bench", "--dry-run", "--out", str(tmp_path), *names, "--resume", "--seed", "7"]) == 1
+    assert "holds rows of seed 0: seed 7 cannot go on with them" in capsys.readouterr().err
     assert main(["bench", "--dry-run", *names, "--shard", "1/2"]) == 0
     assert "1 case of reference" in capsys.readouterr().out
 
@@ -158,9 +160,7 @@ def test_case_by_name_round_trips():
         parse_case("rmsnorm_fw 4x8 bf16")
 
 
-@pytest.mark.skipif(
-    os.geteuid() == 0 and not os.path.exists("/proc/self"), reason="no folder that cannot be written"
-)
+@pytest.mark.skipif(os.geteuid() == 0 and not os.path.exists("/proc/self"), reason="all folders can be written")
 def test_folder_that_cannot_be_written_is_one_clear_line():
     done = harness("check", "--case", "rmsnorm_fwd 3x16 bf16", "--out", "/proc/self/run")
     assert done.returncode == 1

@@ -170,6 +170,15 @@ def test_every_step_is_announced_before_it_begins():
     assert steps[:4] == begin and set(steps[4:]) == {("reference", "timing"), ("copy", "timing")}
 
 
+def test_fresh_drops_nothing_of_a_folder_that_holds_no_run(tmp_path):
+    (tmp_path / "run" / "plots").mkdir(parents=True)
+    mine = [tmp_path / "run" / "plots" / "mine.png", tmp_path / "run" / "REPORT.md"]
+    for path in mine:
+        path.write_text("mine")
+    run(tmp_path / "run", mode="fresh", cases=CASES[:1])
+    assert all(path.read_text() == "mine" for path in mine)
+
+
 def test_fresh_drops_what_the_folder_holds(tmp_path):
     run(tmp_path / "run", "bench")
     report.write(tmp_path / "run", None)
