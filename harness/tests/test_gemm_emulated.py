@@ -1,5 +1,6 @@
 """Products of Hopper's tensor cores, compiled for the CPU: from operands to the kernel's argument, lists of work, loads
-behind a thread's back, products, and what becomes of them, while anybody may be held up for long."""
+behind a thread's back, products, and what becomes of them, while anybody may be held up for long. What it does not see:
+grids in front, and barriers whose initialisation was not fenced."""
 
 import struct
 from types import SimpleNamespace
@@ -157,6 +158,10 @@ MISTAKES = {
     "does not wait for C": (run_forward, MEDIUM, STORE, "wait(&s.arrived[consumer][slot], phases >> slot & 1);", ""),
     "fetches C where D leaves": (run_forward, MEDIUM, STORE, "          bulk_wait_read<1>();\n", ""),
     "lays D where D leaves": (run_backward, MEDIUM, STORE, "if (leads) bulk_wait_read<T::kSlots - 1>();", ""),
+    "does not wait for the other CTA": (run_forward, MEDIUM, KERNEL, "  cluster_arrive_relaxed();\n  cluster_wait();\n"
+                                        "  const Walk", "  const Walk"),
+    "multiplies registers unfenced": (run_forward, MEDIUM, MULTIPLY, "    wgmma_fence();\n", ""),
+    "stores what is not fenced": (run_forward, MEDIUM, STORE, "      fence_async_proxy();\n", ""),
     "stores before all is there": (run_forward, MEDIUM, STORE, "      fence_async_proxy();\n      meet();\n", ""),
     "gives back C before it is read": (run_forward, TALL, MULTIPLY, "wait(&s.full[place.stage], place.phase);\n  turn",
                                        "wait(&s.full[place.stage], place.phase), release(&s.empty[place.stage]);\n"

@@ -28,7 +28,7 @@ int main(int, char** arguments) {
   blockDim.x = kGemmThreads;
   for (int cluster = 0; cluster < g.clusters; ++cluster) {
     begin_cluster();
-    run_cta(kClusterCtas * cluster, [&] { KERNEL(g); }, cluster % 2);
+    run_cta(kClusterCtas * cluster, [&] { be_held_up(4), KERNEL(g); }, cluster % 2);
     end_cluster();
     for (int i = 0; i < kContexts; ++i)
       if (!groups[i].empty() || !asked[i].empty() || !committed[i].empty()) die("an end before all has been read");

@@ -13,6 +13,7 @@ inline float operand(const char* memory, u64 descriptor, int row, int k) {
   return float(value);
 }
 
+inline bool fenced[kContexts];
 inline std::vector<Work> open_products[kContexts];
 inline std::deque<std::vector<Work>> committed[kContexts];
 inline void run(std::vector<Work>& products) {
@@ -23,6 +24,7 @@ inline void run(std::vector<Work>& products) {
 template <int AcrossA, int AcrossB, class E, int Count>
 inline void wgmma(E, float (&d)[Count], u64 a, u64 b, u32 add) {
   if (a >> 62 != 1 || b >> 62 != 1) die("a swizzle that is not of 128 bytes");
+  if (!fenced[current]) die("a product of registers that may not have been written");
   const Work product = [=, &d, memory = shared_memory_of_cta()] {
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16 + lane / 4;
     float rows[2][16];
@@ -43,8 +45,9 @@ inline void wgmma(E, float (&d)[Count], u64 a, u64 b, u32 add) {
     run(open_products[current]);
   }
 }
-inline void wgmma_fence() {}
+inline void wgmma_fence() { fenced[current] = true; }
 inline void wgmma_commit() {
+  fenced[current] = false;
   committed[current].push_back(open_products[current]);
   open_products[current].clear();
 }

@@ -41,11 +41,21 @@ inline void tensor_load_multicast(void* shared, const TensorMap* map, int x, int
     if (ctas >> to & 1) load_to(to, *map, shared_address(shared), x, y, shared_address(barrier));
 }
 
+// What a thread has written by rows of a matrix, and the copy engine may not see yet.
+inline std::vector<u32> unfenced[kContexts];
+inline void fence_async_proxy() { unfenced[current].clear(); }
+inline void check_fenced(u32 begin, u32 end) {
+  for (u32 i = 0; i < blockDim.x; ++i)
+    for (const u32 at : unfenced[cta() * blockDim.x + i])
+      if (at >= begin && at < end) die("a store of what the copy engine may not see");
+}
+
 // Stores read shared memory when they are asked for, or as late as they may.
 inline std::vector<Work> asked[kContexts];
 inline std::deque<std::vector<Work>> groups[kContexts];
 template <class Put>
 inline void leave(const TensorMap* map, const void* shared, int x, int y, Put put) {
+  check_fenced(shared_address(shared), shared_address(shared) + map->box_rows * map->row_bytes);
   const Work store = [=, memory = shared_memory_of_cta(), place = shared_address(shared)] {
     visit_box(*map, memory, place, x, y, [&](const char* from, char* element) {
       if (element) put(element, from, map->size);
@@ -71,4 +81,3 @@ inline void bulk_wait_read() {
   for (auto& mine = groups[current]; int(mine.size()) > Groups; mine.pop_front())
     for (const Work& store : mine.front()) store();
 }
-inline void fence_async_proxy() {}
