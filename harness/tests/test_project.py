@@ -37,7 +37,7 @@ def test_make_commands(command):
 
 
 def test_make_passes_arguments_on():
-    shown = run("make", "--dry-run", "bench", "PYTHON=some-python", 'ARGS=-k "rms norm"')
+    shown = run("make", "--no-print-directory", "--dry-run", "bench", "PYTHON=some-python", 'ARGS=-k "rms norm"')
     assert shown.strip() == 'some-python -m harness bench --profile quick -k "rms norm" --report'
 
 
