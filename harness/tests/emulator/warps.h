@@ -67,8 +67,9 @@ inline void visit_matrices(const void* row, bool transposed, Visit visit) {
     }
   sync_warp();
 }
-inline void load_matrices_of_warp(const void* row, u32 (&pairs)[4], bool transposed) {
-  visit_matrices(row, transposed, [&](const char* element, int at) {
+template <bool Transposed>
+inline void load_matrices(const void* row, u32 (&pairs)[4]) {
+  visit_matrices(row, Transposed, [&](const char* element, int at) {
     memcpy(reinterpret_cast<char*>(pairs) + at, element, 2);
   });
 }
@@ -77,5 +78,3 @@ inline void store_matrices_of_warp(void* row, const u32 (&pairs)[4], bool transp
     memcpy(element, reinterpret_cast<const char*>(pairs) + at, 2);
   });
 }
-inline void ldmatrix(const void* row, u32 (&pairs)[4]) { load_matrices_of_warp(row, pairs, false); }
-inline void ldmatrix_transposed(const void* row, u32 (&pairs)[4]) { load_matrices_of_warp(row, pairs, true); }

@@ -1,5 +1,6 @@
 #pragma once
 #include "device/gemm_general.cuh"
+#include "device/ptx/matrix.cuh"
 #include "device/ptx/mma.cuh"
 
 // The product of a tile on the tensor cores of compute capability 8.0 and up: bf16, f16, or f32 rounded to TF32.
@@ -73,8 +74,7 @@ struct Panel {
       }
     } else {
       const int x = across + 8 * Parts::across(lane / 8), y = k + 8 * Parts::along_k(lane / 8);
-      if constexpr (Lies::kAlongK) ldmatrix(at(x + lane % 8, y), r);
-      else ldmatrix_transposed(at(y + lane % 8, x), r);
+      load_matrices<!Lies::kAlongK>(Lies::kAlongK ? at(x + lane % 8, y) : at(y + lane % 8, x), r);
     }
   }
 };

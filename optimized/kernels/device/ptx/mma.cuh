@@ -36,20 +36,3 @@ __device__ __forceinline__ u32 round_to_tf32(float value) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
   return rounded;
 }
-
-// Four matrices of 8 x 8 elements of 16 bits: lane l points to row l % 8 of matrix l / 8, and receives of each the
-// elements 2t and 2t + 1 of row g.
-__device__ __forceinline__ void ldmatrix(const void* row, u32 (&pairs)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
-               : "r"(shared_address(row))
-               : "memory");
-}
-
-// The same of the transposed matrices: the elements 2t and 2t + 1 of column g.
-__device__ __forceinline__ void ldmatrix_transposed(const void* row, u32 (&pairs)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
-               : "r"(shared_address(row))
-               : "memory");
-}
