@@ -31,10 +31,15 @@ def emulate(source, defined, folder, kernels=KERNELS, also=EMULATOR, given=()):
 
 def with_mistake(mistake, folder):
     """A copy of the kernels in `folder` with a mistake: (file, what stands there once, what shall)."""
-    file, old, new = mistake
+    return with_mistakes([mistake], folder)
+
+
+def with_mistakes(mistakes, folder):
+    """The same with several."""
     kernels = folder / "kernels"
     shutil.copytree(KERNELS, kernels)
-    text = (kernels / file).read_text()
-    assert text.count(old) == 1
-    (kernels / file).write_text(text.replace(old, new))
+    for file, old, new in mistakes:
+        text = (kernels / file).read_text()
+        assert text.count(old) == 1, old
+        (kernels / file).write_text(text.replace(old, new))
     return kernels

@@ -47,6 +47,7 @@ inline u32 shared_address(const void* p) {
 }
 inline u32 map_shared(u32 address, u32 rank) { return kMapped + rank * kSharedBytes + address; }
 inline u32 cluster_rank() { return cta(); }
+inline u32 cluster_size() { return kCtas; }
 
 struct Phases {
   int arrivals = 0, pending = 0, bytes = 0;
@@ -76,6 +77,22 @@ inline bool mbarrier_try_wait(u64* barrier, u32 parity) {
   return true;
 }
 
+inline bool mbarrier_try_wait_cluster(u64* barrier, u32 parity) {
+  if (!mbarrier_try_wait(barrier, parity)) return false;
+  be_held_up(8);
+  return true;
+}
+inline void store_async(u32 mapped, float value, u32 barrier) {
+  be_held_up(64);
+  arrives([=] {
+    memcpy(shared_memory[0] + (mapped - kMapped), &value, sizeof value);
+    barrier_at(barrier).arrive(0, -int(sizeof value));
+  });
+}
+
+inline Barrier cta_barriers[kCtas];
+inline void sync_cta() { cta_barriers[cta()].wait(blockDim.x); }
+#define __syncthreads sync_cta
 inline Barrier named_barriers[kCtas][16];
 inline void bar_sync(int id, int threads) { named_barriers[cta()][id].wait(threads); }
 inline void bar_arrive(int id, int threads) {
@@ -98,6 +115,7 @@ inline void cluster_arrive_relaxed() {
   met[current] = cluster_barrier.generation;
   if (++cluster_barrier.arrived == kContexts) cluster_barrier.arrived = 0, ++cluster_barrier.generation;
 }
+inline void cluster_arrive() { cluster_arrive_relaxed(); }
 inline void cluster_wait() {
   while (cluster_barrier.generation == met[current]) yield();
 }
