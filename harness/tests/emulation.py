@@ -14,17 +14,19 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="g++ was not found"
 
 
 def emulate(source, defined, folder, kernels=KERNELS, also=EMULATOR, given=()):
-    """Exit code and output of a program compiled in `folder` with the macros `defined`: name -> value, and run with the
-    arguments `given`. Headers are looked for in `also` first."""
-    program, alone = folder / "emulated", folder / "alone"
-    alone.mkdir(exist_ok=True)
-    for kernel in kernels.glob("*.cu"):  # without the headers beside it, which would be found before all others
-        (alone / kernel.name).unlink(missing_ok=True)
-        (alone / kernel.name).symlink_to(kernel)
-    macros = [f"-D{name}={value}" for name, value in defined.items()]
-    folders = [f"-I{each}" for each in (alone, also, EMULATOR, kernels)]
-    subprocess.run([COMPILER, "-std=c++20", "-O1", "-w", "-Wno-psabi", *folders, *macros, EMULATOR / source, "-o",
-                    program], check=True, capture_output=True, text=True)
+    """Exit code and output of a program compiled in `folder`, once, with the macros `defined`: name -> value, and run
+    with the arguments `given`. Headers are looked for in `also` first."""
+    program = folder / f"emulated{hash((source, kernels, also, *defined.items()))}"
+    if not program.exists():
+        alone = folder / "alone"
+        alone.mkdir(exist_ok=True)
+        for kernel in kernels.glob("*.cu"):  # without the headers beside it, which would be found before all others
+            (alone / kernel.name).unlink(missing_ok=True)
+            (alone / kernel.name).symlink_to(kernel)
+        macros = [f"-D{name}={value}" for name, value in defined.items()]
+        folders = [f"-I{each}" for each in (alone, also, EMULATOR, kernels)]
+        subprocess.run([COMPILER, "-std=c++20", "-O1", "-w", "-Wno-psabi", *folders, *macros, EMULATOR / source, "-o",
+                        program], check=True, capture_output=True, text=True)
     done = subprocess.run([program, *given], capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout
 
