@@ -24,7 +24,7 @@ BACKWARD_DIRECT_THREADS = {8: 512, 16: 512}
 SHARED_ROW_CTAS = {256: 6, 512: 3, 1024: 1}  # CTAs that the registers of an SM carry, by threads; likewise
 
 IN_FLIGHT_BYTES = 56 << 10  # an SM's share of what saturates memory; more only scatters the accesses
-RING_BYTES = 160 << 10  # the same of backward's ring, as far as stages of two rows allow
+RING_BYTES = 160 << 10  # of backward's ring where a stage has several rows of several warps; more only scatters, too
 MAX_THREADS = 1024  # of a CTA
 THREAD_BYTES = 52  # of x in a thread in backward: fewer have more threads wait for one another; more, too few read
 MAX_STAGES = 4  # Ring::kMaxStages
