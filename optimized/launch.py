@@ -16,10 +16,10 @@ import torch
 from cuda.bindings import driver
 
 from optimized import jit, tma
-from optimized.plan import Chip, Plan
+from optimized.plan import PORTABLE_CLUSTER, Chip, Plan
 
 _SCALARS = {numpy.int64: "q", numpy.int32: "i", numpy.float32: "f"}
-_CLUSTER_SIZES = (2, 4, 8)
+_CLUSTER_SIZES = (2, 4, 8, 16)
 
 _allocate = None  # what replaces PyTorch's allocator, while `allocator` is in force
 
@@ -73,7 +73,7 @@ class Launch:
         self._stream = None
         self._lock = threading.Lock()
         _expect_argument(self._function, size)
-        _allow_shared(self._function, plan, device)
+        _allow(self._function, plan, device)
 
     def __call__(self, *pointers: int) -> None:
         """Launch on PyTorch's current stream of the prepared device; a pointer of 0 stands for None."""
@@ -128,8 +128,10 @@ def chip(device: torch.device) -> Chip:
     clusters = []
     for size in _CLUSTER_SIZES:
         plan = Plan("probe.cu", "probe<0>", "probe", size, 32, size, shared_bytes=shared)
-        _allow_shared(probe, plan, device)
+        _allow(probe, plan, device)
         error, count = driver.cuOccupancyMaxActiveClusters(probe, _config(plan))
+        if size > PORTABLE_CLUSTER and error == driver.CUresult.CUDA_ERROR_INVALID_CLUSTER_SIZE:
+            continue  # not on this chip
         raise_error(error)
         if count:
             clusters.append((size, count))
@@ -197,21 +199,26 @@ def _expect_argument(kernel, size: int) -> None:
         raise TypeError(f"launch: the argument has {size} bytes, but the kernel takes {expected}")
 
 
-_allowed: dict[tuple[int, int], int] = {}  # bytes of dynamic shared memory, by kernel and device
+_allowed: dict[tuple, int] = {}  # by attribute, kernel and device
 _allowing = threading.Lock()
 
 
-def _allow_shared(kernel, plan: Plan, device: torch.device) -> None:
-    """Let the kernel have plan.shared_bytes. What it was allowed before stays: launches of other plans need that."""
-    limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+def _allow(kernel, plan: Plan, device: torch.device) -> None:
+    """Let the kernel have plan.shared_bytes and plan.cluster. What it was allowed before stays: launches of other plans
+    need that."""
+    attributes = driver.CUfunction_attribute
+    asked = ((attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, plan.shared_bytes),
+             (attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, int(plan.cluster > PORTABLE_CLUSTER)))
     with _allowing:
-        if plan.shared_bytes <= _allowed.get((int(kernel), device.index), 0):
-            return
-        error, handle = driver.cuDeviceGet(device.index)
-        raise_error(error)
-        error, = driver.cuKernelSetAttribute(limit, plan.shared_bytes, kernel, handle)
-        raise_error(error)
-        _allowed[int(kernel), device.index] = plan.shared_bytes
+        for attribute, value in asked:
+            key = attribute, int(kernel), device.index
+            if value <= _allowed.get(key, 0):
+                continue
+            error, handle = driver.cuDeviceGet(device.index)
+            raise_error(error)
+            error, = driver.cuKernelSetAttribute(attribute, value, kernel, handle)
+            raise_error(error)
+            _allowed[key] = value
 
 
 def make_current(device: torch.device):

@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass, replace
+from itertools import starmap
 
 from optimized import plan as plans
 from optimized.plan import SIZES, Chip, Plan, Problem
@@ -14,8 +15,8 @@ CURRENT_THREADS = {2: 1024, 4: 512}
 KEPT_SHARE = 0.8  # of an SM's shared memory, for rows between two passes; the rest stays L1 and what kernels declare
 MOST_BYTES_HELD = 128  # of x in one thread's registers
 SLAB_ROWS = 32  # kSlabRows
-SLAB_BYTES = 72 << 10  # of x in a CTA, kSlabCols of two bytes: three of 64 KB fit on an SM, two of this
-SLAB_STATIC_BYTES = 7 << 10  # upper bound of what norm_slab.cu declares, and of what each CTA costs besides
+SLAB_WARPS = 8
+SLAB_STATIC_BYTES = {2: 6 << 10, 4: 10 << 10}  # at most, what norm_slab.cu declares and each CTA costs besides
 
 
 class Path(enum.Enum):
@@ -141,23 +142,47 @@ def slabs(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> Plan 
     shared memory of a cluster: CTAs come and go; with an `sm_margin` there are only as many as the other SMs hold, and
     they stay. None where slabs are too wide, rows do not lie on 16 bytes, or columns are no multiple of 64."""
     asked = work.columns and not work.twice and work.whole and problem.cols % 64 == 0
-    if not asked or not chip.is_hopper_or_later:
-        return None
-    for cluster in (1, *(size for size, _ in chip.clusters)):
-        slab = plans.round_up(-(-problem.cols // cluster), TILE)
-        x_bytes = SLAB_ROWS * slab * SIZES[problem.x]
-        if x_bytes <= SLAB_BYTES:
-            break
-    else:
+    layout = _slab_layout(problem, work, chip) if asked and chip.is_hopper_or_later else None
+    if layout is None:
         return None
     family, code, *_ = work.scheme
-    shared = x_bytes + slab * SIZES[problem.gamma] * (2 if problem.norm == "LayerNorm" else 1)
-    ctas = 2 if (problem.x, family) == ("f32", "Mxfp8") else 3  # as many as registers allow without spills
-    most = min(ctas, chip.shared_bytes // (shared + SLAB_STATIC_BYTES)) * plans.at_once(chip, cluster, sm_margin)
-    grid = max(1, min(most if sm_margin else plans.MAX_GRID, -(-problem.rows // SLAB_ROWS))) * cluster
-    kernel = f"norm_slab<Slab{family}<{problem.norm}, {problem.x}, {problem.gain}, {code}>, {ctas}>"
-    return Plan("norm_slab.cu", kernel, f"Slab {family} x{cluster}", grid, THREADS, cluster, stage_bytes=x_bytes,
-                shared_bytes=shared, programmatic=True)
+    most = layout.on_sm * plans.at_once(chip, layout.cluster, sm_margin)
+    grid = max(1, min(most if sm_margin else plans.MAX_GRID, -(-problem.rows // SLAB_ROWS))) * layout.cluster
+    types = f"{problem.norm}, {problem.x}, {problem.gain}, {code}, {layout.warps}"
+    return Plan("norm_slab.cu", f"norm_slab<Slab{family}<{types}>, {layout.ctas}>", f"Slab {family} x{layout.cluster}",
+                grid, 32 * layout.warps, layout.cluster, stage_bytes=SLAB_ROWS * layout.cols * SIZES[problem.x],
+                shared_bytes=layout.shared_bytes, programmatic=True)
+
+
+@dataclass(frozen=True)
+class SlabLayout:
+    """`cols` columns of a slab in each CTA of a `cluster`: how many `warps` a CTA has, how many `ctas` registers leave
+    room for on an SM, and how many are `on_sm` with that much shared memory."""
+
+    cluster: int
+    cols: int
+    warps: int
+    ctas: int
+    on_sm: int
+    shared_bytes: int
+
+
+def _slab_layout(problem: Problem, work: Work, chip: Chip) -> SlabLayout | None:
+    """The fewest CTAs that hold a slab so that two or more of them share an SM; only then clusters of 16, whose CTAs
+    wait longer for one another, and last CTAs that have an SM for themselves, with twice the warps."""
+    family = work.scheme[0]
+    columnwise = SIZES[problem.gamma] * (2 if problem.norm == "LayerNorm" else 1) + (family == "Mxfp8")
+    column = SLAB_ROWS * SIZES[problem.x] + columnwise
+    most = 2 if (problem.x, family) == ("f32", "Mxfp8") else 3  # as many as registers allow without spills
+
+    def layout(cluster, wanted):
+        cols = plans.round_up(-(-problem.cols // cluster), TILE)
+        warps, ctas = (SLAB_WARPS, most) if wanted > 1 else (2 * SLAB_WARPS, 1)
+        on_sm = min(ctas, chip.shared_bytes // (cols * column + SLAB_STATIC_BYTES[SIZES[problem.x]]))
+        return SlabLayout(cluster, cols, warps, ctas, on_sm, cols * column) if on_sm >= wanted else None
+
+    asked = ((cluster, wanted) for wanted in (2, 1) for cluster in (1, *dict(chip.clusters)))
+    return next(filter(None, starmap(layout, asked)), None)
 
 
 def in_two_launches(problem: Problem, work: Work, chip: Chip, sm_margin: int = 0) -> tuple[Plan, Plan]:

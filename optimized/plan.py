@@ -32,6 +32,7 @@ MAX_WARP_SLOTS = 32  # Ring::kMaxSlots
 MAX_GROUP_SLOTS = 15  # named barriers 1 … 15
 STATIC_SHARED_BYTES = 8192  # upper bound of what the kernels declare statically
 MAX_GRID = 1 << 20
+PORTABLE_CLUSTER = 8  # CTAs; larger ones are for chips and kernels that allow them
 WIDE_THREADS = 512
 STRIP = 8  # vectors of columns that a warp adds up at a time: kLanes of sum_partials
 
@@ -52,11 +53,11 @@ class Chip:
 
     @property
     def cluster_sizes(self) -> tuple[int, ...]:
-        """CTAs in a cluster."""
-        return tuple(size for size, _ in self.clusters)
+        """CTAs in a cluster, up to what every chip with clusters has."""
+        return tuple(size for size, _ in self.clusters if size <= PORTABLE_CLUSTER)
 
 
-H200 = Chip("sm_90a", 132, 232_448, ((2, 66), (4, 30), (8, 15)))
+H200 = Chip("sm_90a", 132, 232_448, ((2, 66), (4, 30), (8, 15), (16, 7)))
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,11 @@ def test_what_was_allowed_stays_allowed(monkeypatch):
     monkeypatch.setattr(launch.driver, "cuKernelSetAttribute", lambda _, value, *at: asked.append((value, *at)) or (0,))
     for kernel, index, needed in ((7, 0, 0), (7, 0, 4000), (7, 0, 900), (7, 0, 9000), (8, 0, 900), (7, 1, 900)):
         plan = Plan("a.cu", "a", "a", 1, 32, shared_bytes=needed)
-        launch._allow_shared(kernel, plan, torch.device("cuda", index))
+        launch._allow(kernel, plan, torch.device("cuda", index))
     assert asked == [(4000, 7, 0), (9000, 7, 0), (900, 8, 0), (900, 7, 1)]
+    for cluster in (8, 16, 16, 8):
+        launch._allow(7, Plan("a.cu", "a", "a", 16, 32, cluster), torch.device("cuda", 0))
+    assert asked[4:] == [(1, 7, 0)], "clusters of more than eight CTAs need leave, once"
 
 
 @pytest.mark.gpu

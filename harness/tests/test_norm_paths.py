@@ -172,7 +172,7 @@ def slab_works(draw):
     problem, work = draw(works())
     if not draw(mostly(True, False)):
         return problem, work, draw(chips)
-    cols = draw(mostly(64, 32)) * draw(st.integers(1, {2: 150, 4: 70}[SIZES[problem.x]]))
+    cols = draw(mostly(64, 32)) * draw(st.integers(1, {2: 900, 4: 450}[SIZES[problem.x]]))
     work = replace(work, scheme=draw(st.sampled_from((SCHEMES[0], SCHEMES[2]))), cols=cols, tiles=True, columns=True)
     work, chip = of_norm(work, draw(mostly(True, False))), draw(st.sampled_from((H200, SM_120) * 4 + CHIPS))
     return replace(problem, cols=cols), work, chip
@@ -182,29 +182,35 @@ def slab_works(draw):
 @given(slab_works(), margins)
 def test_slabs(asked, sm_margin):
     problem, work, chip = asked
-    plan, widest = slabs(problem, work, chip, sm_margin), {2: 9216, 4: 4096}[SIZES[problem.x]]
-    assert (plan is not None) == (chip.is_hopper_or_later and work.columns and work.whole and not work.twice
-                                  and problem.cols % 64 == 0 and problem.cols <= widest)
+    plan = slabs(problem, work, chip, sm_margin)
+    takes = (chip.is_hopper_or_later and work.columns and work.whole and not work.twice and problem.cols % 64 == 0)
+    size, params = SIZES[problem.x], SIZES[problem.gamma] * (1 + (problem.norm == "LayerNorm"))
+    family, most = work.scheme[0], max((1, *dict(chip.clusters)))
+    column = 32 * size + params + (family == "Mxfp8")
+    room = chip.shared_bytes - plans.SLAB_STATIC_BYTES[size]
+    assert (plan is not None) == (takes and column * (128 * -(-problem.cols // (128 * most))) <= room)
     if plan is None:
         return
-    row = plan.stage_bytes // (32 * SIZES[problem.x])
-    sizes = [1, *dict(chip.clusters)]
+    row = plan.stage_bytes // (32 * size)
     assert row % 128 == 0 and row * plan.cluster >= problem.cols, "whole words of scales, and every column"
-    assert plan.stage_bytes <= plans.SLAB_BYTES and not plan.cooperative and plan.block == THREADS
-    assert plan.shared_bytes - plan.stage_bytes == row * SIZES[problem.gamma] * (1 + (problem.norm == "LayerNorm"))
-    fewer = sizes[max(0, sizes.index(plan.cluster) - 1)]
-    assert plan.cluster == 1 or 32 * SIZES[problem.x] * problem.cols > fewer * (plans.SLAB_BYTES - 128 * 128)
-    clusters, ctas = plan.grid // plan.cluster, int(plan.kernel.removesuffix(">").rsplit(", ", 1)[1])
-    held = min(ctas, chip.shared_bytes // (plan.shared_bytes + plans.SLAB_STATIC_BYTES))
-    assert held >= 1 and plan.grid == clusters * plan.cluster and 1 <= clusters <= max(1, -(-problem.rows // 32))
+    assert plan.shared_bytes == row * column and not plan.cooperative
+    ctas = int(plan.kernel.removesuffix(">").rsplit(", ", 1)[1])
+    held = min(ctas, chip.shared_bytes // (plan.shared_bytes + plans.SLAB_STATIC_BYTES[size]))
+    assert held >= 1 and (plan.block, ctas > 1) == ((256, True) if held > 1 else (512, False)), "an SM has 512 threads"
+    for fewer in (each for each in (1, *dict(chip.clusters)) if each < plan.cluster):
+        assert chip.shared_bytes // (column * (128 * -(-problem.cols // (128 * fewer))) + plans.SLAB_STATIC_BYTES[size]
+                                     ) < min(held, 2), "as few CTAs as hold it"
+    clusters = plan.grid // plan.cluster
+    assert plan.grid == clusters * plan.cluster and 1 <= clusters <= max(1, -(-problem.rows // 32))
     assert not sm_margin or plan.grid <= held * max(plan.cluster, chip.sms - sm_margin), "the margin stays free"
     assert slabs(replace(problem, rows=5), work, chip).kernel == plan.kernel, "a row does not depend on the others"
 
 
 @pytest.mark.parametrize("cols, dtype, variant", [
-    (64, torch.bfloat16, "x1"), (1152, torch.float16, "x1"), (1216, torch.bfloat16, "x2"), (4096, torch.bfloat16, "x4"),
-    (8192, torch.bfloat16, "x8"), (9216, torch.bfloat16, "x8"), (4096, torch.float32, "x8"),
-    (9280, torch.bfloat16, None), (992, torch.bfloat16, None),
+    (64, torch.bfloat16, "x1"), (1152, torch.float16, "x1"), (1536, torch.bfloat16, "x1"), (1728, torch.bfloat16, "x2"),
+    (4096, torch.bfloat16, "x4"), (8192, torch.bfloat16, "x8"), (12288, torch.bfloat16, "x8"),
+    (16384, torch.bfloat16, "x16"), (51200, torch.float16, "x16"), (4096, torch.float32, "x8"),
+    (8192, torch.float32, "x16"), (55296, torch.bfloat16, None), (992, torch.bfloat16, None),
 ])
 def test_slabs_are_taken_where_they_fit(cols, dtype, variant):
     """Columnwise alone and both ways; nowhere else, and not before Hopper."""

@@ -1,5 +1,6 @@
 #pragma once
 #include "device/norm_parts.cuh"
+#include "device/norm_slab_sums.cuh"
 #include "device/ptx/bulk.cuh"
 #include "device/quantize_fp8.cuh"
 #include "device/quantize_mxfp8.cuh"
@@ -8,20 +9,15 @@
 // Slabs of 32 whole rows in the shared memory of a cluster, a range of columns in each of its CTAs: fetched by bulk
 // copies, summed up and quantized from there.
 
-constexpr int kSlabRows = 32, kSlabWarps = kThreads / kWarp, kOwnRows = kSlabRows / kSlabWarps;
-constexpr int kSlabCtas = 8, kSlabCols = 1152;  // most of a cluster; most of a CTA
-
-// The eight warps of a CTA beside each other, each over all 32 rows.
-using SlabLattice = LatticeOf<1, kSlabWarps>;
-constexpr int kSlabStep = 64 * kSlabWarps;  // columns of the eight
-
-__device__ __forceinline__ int slab_warp() { return threadIdx.x / kWarp; }
-__device__ __forceinline__ int slab_lane() { return threadIdx.x % kWarp; }
+// The warps of a CTA beside each other, each over 64 columns of all 32 rows.
+template <int Warps>
+using SlabLattice = LatticeOf<1, Warps>;
 
 // Columns [first, first + width) are this CTA's: of 32 rows of x, `pitch` columns apart, the same in each CTA, then of
 // gamma and of beta, of type P.
-template <class X, class P>
+template <class X, class P, int Warps>
 struct SlabPart {
+  static constexpr int kOwn = kSlabRows / Warps;  // rows of a warp's own, which it fetches and adds up
   int pitch, first, width;
 
   __device__ __forceinline__ explicit SlabPart(int cols)
@@ -49,101 +45,41 @@ struct SlabPart {
       if (bytes && centered && given) bulk_load(beta(), static_cast<const P*>(a.beta) + first, bytes, here);
     }
 #pragma unroll 1
-    for (int column = threadIdx.x; !given && column < width; column += kThreads) beta()[column] = P(-0.f);
+    for (int column = threadIdx.x; !given && column < width; column += Warps * kWarp) beta()[column] = P(-0.f);
   }
-  // By each warp: four rows of its own, of those from `top` on, are sent for; zeros where there are none.
+  // By each warp: rows of its own, of those from `top` on, are sent for; zeros where there are none.
   __device__ __forceinline__ void fetch(const NormQuantize& a, i64 top, u64* here) const {
     constexpr int N = 16 / sizeof(X);
-    const int own = slab_warp() * kOwnRows, lane = slab_lane();
-    const int rows = min(i64(kOwnRows), max(i64(0), a.rows - top - own)), bytes = width * int(sizeof(X));
+    const int own = slab_warp() * kOwn, lane = slab_lane();
+    const int rows = min(i64(kOwn), max(i64(0), a.rows - top - own)), bytes = width * int(sizeof(X));
     if (lane == 0) mbarrier_arrive_expect_tx(here, rows * bytes);
     __syncwarp();
     if (lane < rows && bytes)
       bulk_load(at(own + lane, 0), static_cast<const X*>(a.x) + (top + own + lane) * a.pitch + first, bytes, here);
 #pragma unroll 1
-    for (int i = rows; i < kOwnRows; ++i)
+    for (int i = rows; i < kOwn; ++i)
 #pragma unroll 1
       for (int v = lane * N; v < width; v += kWarp * N) *reinterpret_cast<uint4*>(at(own + i, v)) = {};
   }
 };
 
-// That of row i, 0 to 3, of a warp's four.
-__device__ __forceinline__ float pick(const float (&v)[kOwnRows], int i) {
-  const float low = i & 1 ? v[1] : v[0], high = i & 1 ? v[3] : v[2];
-  return i & 2 ? high : low;
-}
-
-// Sums along four rows a warp, over the warps of the same number in the cluster's CTAs: each sends its own to the
-// others' shared memory. A place is written again only after its owner's next contribution, which the owner sends when
-// it has read the place; and since each waits for what all others send it, none leaves before it has been written to.
-template <class Add>
-struct SlabSums {
-  static constexpr int K = Add::kFloats;
-  struct Shared {
-    float sums[2][kSlabWarps][kSlabCtas][K][kOwnRows];
-    u64 arrived[2][kSlabWarps];
-  };
-
-  Shared& shared;
-  u32 count = 0;
-
-  // Before a fence and cluster_arrive_relaxed.
-  __device__ __forceinline__ explicit SlabSums(Shared& shared) : shared(shared) {
-    if (slab_lane() == 0) {
-      mbarrier_init(&shared.arrived[0][slab_warp()], 1);
-      mbarrier_init(&shared.arrived[1][slab_warp()], 1);
-    }
-  }
-  // The lanes' sums become the rows'.
-  __device__ __forceinline__ void apply(float (&v)[kOwnRows][K]) {
-#pragma unroll
-    for (int i = 0; i < kOwnRows; ++i) warp_sum<kWarp, Add>(v[i]);
-    const u32 size = cluster_size(), rank = cluster_rank();
-    if (size == 1) return;
-    const u32 place = count & 1, phase = count >> 1 & 1;
-    ++count;
-    auto& sums = shared.sums[place][slab_warp()];
-    u64* const arrived = &shared.arrived[place][slab_warp()];
-    if (slab_lane() == 0) mbarrier_arrive_expect_tx(arrived, size * sizeof(v));
-    const u32 peer = slab_lane() % kSlabCtas, row = slab_lane() / kSlabCtas;
-    if (peer < size) {
-#pragma unroll
-      for (int k = 0; k < K; ++k)
-        store_async(map_shared(shared_address(&sums[rank][k][row]), peer),
-                    pick({v[0][k], v[1][k], v[2][k], v[3][k]}, row), map_shared(shared_address(arrived), peer));
-    }
-    while (!mbarrier_try_wait_cluster(arrived, phase)) {}
-#pragma unroll
-    for (int i = 0; i < kOwnRows; ++i)
-#pragma unroll
-      for (int k = 0; k < K; ++k) v[i][k] = 0.f;
-#pragma unroll
-    for (u32 r = 0; r < kSlabCtas; ++r)
-      if (r < size)
-#pragma unroll
-        for (int i = 0; i < kOwnRows; ++i) {
-          float of[K];
-#pragma unroll
-          for (int k = 0; k < K; ++k) of[k] = sums[r][k][i];
-          Add::add(v[i], of);
-        }
-  }
-};
-
-// The rows of a slab: fetched, and their statistics, each warp's of four rows, worked out as WalkedRows does.
-template <class Norm, class X, class Gamma>
+// The rows of a slab: fetched, and their statistics, each warp's of its own rows, worked out as WalkedRows does.
+template <class Norm, class X, class Gamma, int Warps>
 struct SlabRows {
   using P = typename Gamma::type;
+  using Part = SlabPart<X, P, Warps>;
   using Add = AddOf<X>;
+  static constexpr int kOwn = Part::kOwn;
+  using Own = OwnRows<kOwn>;
   struct alignas(16) Shared {
-    typename SlabSums<Add>::Shared sums;
+    typename SlabSums<Add, kOwn>::Shared sums;
     float2 statistics[kSlabRows];  // mu, rsigma
-    u64 here[kSlabWarps], parameters;
+    u64 here[Warps], parameters;
   };
 
   Shared& shared;
-  const SlabPart<X, P> part;
-  SlabSums<Add> sums;
+  const Part part;
+  SlabSums<Add, kOwn> sums;
   u32 phase = 0;
 
   __device__ __forceinline__ SlabRows(Shared& shared, const NormQuantize& a)
@@ -162,48 +98,44 @@ struct SlabRows {
   __device__ __forceinline__ void fetch_parameters(const NormQuantize& a) const {
     part.fetch_parameters(a, Norm::kCentered, &shared.parameters);
   }
-  // Four rows' sums of term(value less `off`, sum).
+  // The sum of term(value less that of `off`, sum) over this lane's row.
   template <class Term>
-  __device__ __forceinline__ void sum(float (&total)[kOwnRows], const float (&off)[kOwnRows], Term term) {
+  __device__ __forceinline__ float sum(float off, Term term) {
     constexpr int N = 16 / sizeof(X);
-    float chains[2][kOwnRows][Add::kFloats] = {};  // two: half the latency
+    float of_row[kOwn], chains[2][kOwn][Add::kFloats] = {};  // two: half the latency
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) of_row[i] = Norm::kCentered ? Own::of_row(off, i) : 0.f;
     for (int v = slab_lane() * N; v < part.width; v += kWarp * N)
 #pragma unroll
-      for (int i = 0; i < kOwnRows; ++i) {
-        const Floats<N> x = widen(*reinterpret_cast<const Vec<X, N>*>(part.at(slab_warp() * kOwnRows + i, v)));
+      for (int i = 0; i < kOwn; ++i) {
+        const Floats<N> x = widen(*reinterpret_cast<const Vec<X, N>*>(part.at(slab_warp() * kOwn + i, v)));
 #pragma unroll
-        for (int j = 0; j < N; ++j) Add::take(chains[j % 2][i], term, Norm::kCentered ? x[j] - off[i] : x[j]);
+        for (int j = 0; j < N; ++j) Add::take(chains[j % 2][i], term, Norm::kCentered ? x[j] - of_row[i] : x[j]);
       }
 #pragma unroll
-    for (int i = 0; i < kOwnRows; ++i) Add::add(chains[0][i], chains[1][i]);
-    sums.apply(chains[0]);
-#pragma unroll
-    for (int i = 0; i < kOwnRows; ++i) total[i] = Add::total(chains[0][i]);
+    for (int i = 0; i < kOwn; ++i) Add::add(chains[0][i], chains[1][i]);
+    Own::template add_up<Add>(chains[0]);
+    sums.apply(chains[0][0]);
+    return Add::total(chains[0][0]);
   }
   // When the rows are there: to shared memory and, by the first CTA, to memory. Before a barrier of the CTA.
   __device__ __forceinline__ void take_statistics(const NormQuantize& a, i64 top) {
-    const i64 own = top + slab_warp() * kOwnRows;
-    float mu[kOwnRows] = {}, total[kOwnRows];
-    if constexpr (Norm::kCentered)
-#pragma unroll
-      for (int i = 0; i < kOwnRows; ++i)
-        mu[i] = own + i < a.rows ? float(load<X, 1>(a.x, (own + i) * a.pitch).lane[0]) : 0.f;
+    const int own = slab_warp() * kOwn + Own::row();
+    const i64 row = top + own;
+    float mu = 0.f;
+    if (Norm::kCentered && row < a.rows) mu = float(load<X, 1>(a.x, row * a.pitch).lane[0]);
     wait(&shared.here[slab_warp()], phase);
     phase ^= 1;
     __syncwarp();
-    if constexpr (Norm::kCentered) {
-      sum(total, mu, [](float d, float s) { return s + d; });
-#pragma unroll
-      for (int i = 0; i < kOwnRows; ++i) mu[i] = mean_of(total[i], a.inverse_cols, mu[i]);
-    }
-    sum(total, mu, [](float d, float s) { return fmaf(d, d, s); });
-    const int row = slab_lane();
-    if (row >= kOwnRows) return;
-    const float r = rsigma_of(pick(total, row), a.inverse_cols, a.eps), mean = pick(mu, row);
-    shared.statistics[slab_warp() * kOwnRows + row] = {mean, r};
-    if (part.first == 0 && own + row < a.rows) {
-      a.rsigma[own + row] = r;
-      if (Norm::kCentered) a.mu[own + row] = mean;
+    if constexpr (Norm::kCentered)
+      mu = mean_of(sum(mu, [](float d, float s) { return s + d; }), a.inverse_cols, mu);
+    const float square = sum(mu, [](float d, float s) { return fmaf(d, d, s); });
+    if (Own::index() > 0) return;
+    const float r = rsigma_of(square, a.inverse_cols, a.eps);
+    shared.statistics[own] = {mu, r};
+    if (part.first == 0 && row < a.rows) {
+      a.rsigma[row] = r;
+      if (Norm::kCentered) a.mu[row] = mu;
     }
   }
   __device__ __forceinline__ void wait_for_parameters() const { wait(&shared.parameters, 0); }

@@ -4,22 +4,21 @@
 // What becomes of y of a slab whose statistics are in shared memory. Each warp takes the 32 rows of 64 columns.
 
 // MXFP8, along the rows or not, and down the columns.
-template <class Norm, class X, class Gamma, class Code>
+template <class Norm, class X, class Gamma, class Code, int Warps>
 struct SlabMxfp8 {
   using Blocks = Mxfp8Blocks<Code>;
-  using Rows = SlabRows<Norm, X, Gamma>;
-  using Part = SlabPart<X, typename Gamma::type>;
-  static constexpr int kWords = kSlabCols / kEdge;
-  struct Shared { u32 scales[kSlabRows][kWords]; };  // of a row's blocks
+  using Rows = SlabRows<Norm, X, Gamma, Warps>;
+  using Part = typename Rows::Part;
+  static constexpr int kThreads = Warps * kWarp;
+  struct Shared {};
 
   const NormQuantize& a;
-  Shared& shared;
 
-  __device__ __forceinline__ SlabMxfp8(const NormQuantize& a, Shared& shared) : a(a), shared(shared) {}
+  __device__ __forceinline__ SlabMxfp8(const NormQuantize& a, Shared&) : a(a) {}
   __device__ __forceinline__ void put(const Rows& rows, i64 top) const {
-    Tile<X, Whole, SlabLattice> tile;
+    Tile<X, Whole, SlabLattice<Warps>> tile;
     tile.first_row = top;
-    for (int step = 0; step + tile.warp_across() * 64 < rows.part.width; step += kSlabStep) {
+    for (int step = 0; step + tile.warp_across() * 64 < rows.part.width; step += Warps * 64) {
       tile.first_col = rows.part.first + step;
       const int column = step + tile.left();
       const auto parameters = rows.parameters(column);
@@ -33,14 +32,20 @@ struct SlabMxfp8 {
         rows.part.put(tile.top() + i, column, y);
       }
       float along[kRun], down[kRun];
-      u8* const scales = reinterpret_cast<u8*>(shared.scales[tile.top() + Blocks::own_row()]);
-      Blocks::scale_rows(Peaks<X>::of_rows(of_row), scales + column / Blocks::kBlock, sizeof(shared.scales[0]), along);
+      u32* const word = scales_of(rows.part, tile.top() + Blocks::own_row(), column / kEdge);
+      u8* const scale = reinterpret_cast<u8*>(word) + column % kEdge / Blocks::kBlock;
+      Blocks::scale_rows(Peaks<X>::of_rows(of_row), scale, sizeof(*word), along);
       Blocks::scale_columns(a, tile, of_columns, down);
       __syncwarp();  // so that y comes from there, not from registers that there are not enough of
       if (a.rowwise) put_codes<true>(rows.part, tile, column, along, down);
       else put_codes<false>(rows.part, tile, column, along, down);
     }
     if (a.rowwise) put_scales(rows.part, top);
+  }
+  // Of a row's 128 columns, beside those of other rows: behind the parameters.
+  static __device__ __forceinline__ u32* scales_of(const Part& part, int row, int word) {
+    const auto behind = Norm::kCentered ? part.beta() + part.pitch : part.beta();
+    return reinterpret_cast<u32*>(behind) + word * kSlabRows + row;
   }
   template <bool Along, class Tile>
   __device__ __forceinline__ void put_codes(const Part& part, const Tile& tile, int column,
@@ -61,23 +66,24 @@ struct SlabMxfp8 {
 #pragma unroll 1
     for (int k = threadIdx.x; k < kSlabRows * words; k += kThreads) {
       const int row = k % kSlabRows, w = k / kSlabRows;
-      const u32 word = shared.scales[row][w] & (part.width < (w + 1) * kEdge ? 0xFFFF : ~0u);
+      const u32 word = *scales_of(part, row, w) & (part.width < (w + 1) * kEdge ? 0xFFFF : ~0u);
       *reinterpret_cast<u32*>(a.rowwise_scales + (top + row) * pitch + part.first / Blocks::kBlock + 4 * w) = word;
     }
   }
   __device__ __forceinline__ void finish() const {
-    if (a.rowwise) pad_scales(a.rowwise_scales, a.rows, a.cols / Blocks::kBlock);
-    pad_scales<4, kEdge>(a.columnwise_scales, a.rows / Blocks::kBlock, a.cols);
+    if (a.rowwise) pad_scales(a.rowwise_scales, a.rows, a.cols / Blocks::kBlock, kThreads);
+    pad_scales<4, kEdge>(a.columnwise_scales, a.rows / Blocks::kBlock, a.cols, kThreads);
   }
 };
 
 // FP8 with delayed scaling, of the float32 y, along the rows or not, and the transpose of the same bytes, which a warp
 // turns where its part of x was: 16 rows take 128 bytes each, four lines of 32, in the order of Turned.
-template <class Norm, class X, class Gamma, class Code>
+template <class Norm, class X, class Gamma, class Code, int Warps>
 struct SlabFp8 {
-  using Rows = SlabRows<Norm, X, Gamma>;
-  using Part = SlabPart<X, typename Gamma::type>;
-  using At = SlabLattice;
+  using Rows = SlabRows<Norm, X, Gamma, Warps>;
+  using Part = typename Rows::Part;
+  static constexpr int kThreads = Warps * kWarp;
+  using At = SlabLattice<Warps>;
   struct Shared { BlockMax<1>::Shared most; };
 
   const NormQuantize& a;
@@ -87,7 +93,7 @@ struct SlabFp8 {
   __device__ __forceinline__ SlabFp8(const NormQuantize& a, Shared& shared) : a(a), shared(shared), cast(a) {}
   __device__ __forceinline__ void put(const Rows& rows, i64 top) {
     const int there = min(i64(kRun), max(i64(0), a.rows - top - At::top()));
-    for (int step = 0; step + At::warp_across() * 64 < rows.part.width; step += kSlabStep) {
+    for (int step = 0; step + At::warp_across() * 64 < rows.part.width; step += Warps * 64) {
       const int column = step + At::left();
       const auto parameters = rows.parameters(column);
       u32 low[kRun], high[kRun];  // of row i: codes of columns 0 … 3 and 4 … 7
