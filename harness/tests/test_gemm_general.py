@@ -39,14 +39,16 @@ def requests(kinds):
     """Source and kernel of each form, in every tile."""
     for element, exact in kinds:
         for products in forms(element, exact):
+            simt = products[0].simt
             for tile in COSTS["mma" if element != "f32" else "simt" if exact else "tf32"]:
-                tiled = tuple(Tiling(product, *tile) for product in products)
-                yield "gemm_general.cu", general("linear_fwd", tiled, H200).kernel
+                for shares in itertools.product((1, 2) if simt else (1,), repeat=len(products)):
+                    tiled = tuple(Tiling(product, *tile, each) for product, each in zip(products, shares))
+                    yield "gemm_general.cu", general("linear_fwd", tiled, H200).kernel
 
 
 EVERY = list(dict.fromkeys(requests((("bf16", True), ("f16", True), ("f32", True), ("f32", False)))))
 BUILT = [one for i, one in enumerate(EVERY) if "<f16," not in one[1] or i % 6 == 0]  # f16 is like bf16
-SOME = BUILT[::5]
+SOME = [one for one in BUILT if "true>" not in one[1]][::5]  # no clusters there
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +113,10 @@ def test_every_element_of_d_is_in_one_tile(kind, size, chip):
         for tiling in tiled:
             covered = -(-tiling.product.m // tiling.m) * -(-tiling.product.n // tiling.n)
             assert tiling.tiles == covered > 0
-        plan = general("linear_fwd", tiled, chip)
-        assert plan.grid == sum(tiling.tiles for tiling in tiled) and plan.block == 256
+        plan, sizes = general("linear_fwd", tiled, chip), {1, max(tiling.shares for tiling in tiled)}
+        assert {tiling.shares for tiling in tiled} <= sizes and (chip is H200 and products[0].simt or sizes == {1})
+        assert plan.cluster == max(sizes) and plan.grid % plan.cluster == 0 and plan.block == 256
+        assert 0 <= plan.grid - sum(tiling.tiles * tiling.shares for tiling in tiled) < len(tiled) * plan.cluster
         assert plan.shared_bytes <= SMALLEST
         assert plan.variant.startswith("general ") and plan.programmatic == (chip is H200)
         assert ("gemm_general.cu", plan.kernel) in EVERY
@@ -123,8 +127,23 @@ def test_tiles_are_small_where_large_ones_would_leave_the_chip_idle():
     for m, n in ((1, 4096), (512, 512), (128, 8192)):
         assert [(t.m, t.n) for t in tilings((replace(FORWARD, m=m, n=n),), H200)] == [(64, 64)]
     floats = replace(FORWARD, element="f32", output="f32")
-    assert [[(t.m, t.n) for t in tilings((replace(floats, m=m),), H200)] for m in (64, 256, 4096)] == [
+    assert [[(t.m, t.n) for t in tilings((replace(floats, m=m),), SM_80)] for m in (64, 256, 4096)] == [
         [(64, 64)], [(128, 64)], [(128, 128)]]
+
+
+def test_exact_float32_shares_few_long_tiles():
+    """By CTAs of a cluster, where there are clusters; not where tiles are many, and not wgrad's, which are short."""
+    one = replace(FORWARD, element="f32", output="f32")
+
+    def shares(products, chip=H200):
+        return [tiling.shares for tiling in tilings(products, chip)]
+
+    assert [shares((replace(one, m=m),)) for m in (16, 128, 512, 4096)] == [[8], [2], [2], [1]]
+    assert shares((replace(one, m=64),), SM_80) == [1]
+    dgrad, wgrad = replace(one, m=128, b_across=True), replace(one, k=128, a_across=True, b_across=True)
+    assert shares((dgrad, wgrad)) == [4, 1]
+    padded = general("linear_bwd", (Tiling(replace(wgrad, m=129, n=128), 128, 128), Tiling(dgrad, 128, 128, 4)), H200)
+    assert padded.grid == 4 + 4 * 32 and padded.cluster == 4, "clusters of a tile begin behind whole ones"
 
 
 def test_a_result_of_nothing_has_a_grid_all_the_same():

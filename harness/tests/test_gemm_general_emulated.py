@@ -2,13 +2,13 @@
 
 import pytest
 
-from harness.tests.emulation import emulate, needs_compiler, with_mistake
+from harness.tests.emulation import EMULATOR, KERNELS, emulate, needs_compiler, with_mistake
 
 # Element, core, tile, and what the results, and those of backward's float32 buffer, may be off by.
 KINDS = {
     "bf16": ("bf16", "Bf16", 64, 64, 4e-3, 1e-5), "bf16 large": ("bf16", "Bf16", 128, 128, 4e-3, 1e-5),
     "fp16": ("f16", "F16", 64, 64, 6e-4, 1e-5), "tf32": ("f32", "Tf32", 128, 64, 1e-2, 1e-2),
-    **{f"fp32 {m}x{n}": ("f32", "Exact", m, n, 1e-5, 1e-5) for m, n in ((128, 128), (128, 64), (64, 64))},
+    **{f"fp32 {m}x{n}": ("f32", "Exact", m, n, 1e-5, 1e-5) for m, n in ((128, 128), (128, 64), (64, 64), (16, 256))},
 }
 SHORT = "i64(2 * steps + 1) * (2 * steps + 1) * (kDepth * kDepth / 4) < k"
 SIMT = "device/gemm_general_simt.cuh"
@@ -23,6 +23,14 @@ MISTAKES = {
     "keeps one long sum": (SIMT, SHORT, "steps * kDepth < k"),
     "has short spans alone": (SIMT, SHORT, "false"),
     "sums a span twice": (SIMT, ", sum[i][4 * j + c] = 0", ""),
+}
+SHARED_MISTAKES = {
+    "takes sums that are not there": (SIMT, "    if constexpr (Shared) cluster_arrive(), cluster_wait();\n", ""),
+    "leaves while others read": (SIMT, "      cluster_arrive_relaxed();\n      cluster_wait();\n", ""),
+    "adds up the same runs": (SIMT, "run % cluster_size() != cluster_rank()", "run % cluster_size() != 0"),
+    "takes the same of K": ("gemm_general.cu", "first = cluster_rank() * share", "first = 0"),
+    "begins within a cluster": ("gemm_general.cu", "behind = (first + cluster_size() - 1) / cluster_size() * "
+                                "cluster_size()", "behind = first"),
 }
 
 pytestmark = needs_compiler
@@ -49,3 +57,22 @@ def test_a_mistake_is_found(mistake, tmp_path):
 def test_exact_float32_does_not_depend_on_the_tile(tmp_path):
     bits = {run(kind, tmp_path)[1].split("bits ")[1] for kind in KINDS if kind.startswith("fp32")}
     assert len(bits) == 1
+
+
+def shared(folder, kernels=KERNELS):
+    """Whether tiles that two CTAs share are right, whoever comes late; and what was shown."""
+    for seed in range(1, 5):
+        code, shown = emulate("gemm_shared.cpp", {"THREADS": 512}, folder, kernels, EMULATOR / "hopper", [str(seed)])
+        if code:
+            return False, f"seed {seed}: {shown}"
+    return True, ""
+
+
+def test_shared_tiles_are_right(tmp_path):
+    right, shown = shared(tmp_path)
+    assert right, shown
+
+
+@pytest.mark.parametrize("mistake", SHARED_MISTAKES)
+def test_a_mistake_of_those_who_share_is_found(mistake, tmp_path):
+    assert not shared(tmp_path, with_mistake(SHARED_MISTAKES[mistake], tmp_path))[0]

@@ -1,6 +1,8 @@
 """Linear layers, their fusions and the pointwise operations on a GPU: right for every shape, dtype, layout and option
 on every path, and the same in every run."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -23,11 +25,13 @@ pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
 SIZES = ((1, 1, 1), (1, 4096, 512), (16, 512, 4096), (100, 3000, 72), (127, 129, 33), (128, 128, 64), (129, 257, 65),
          (300, 64, 1000), (257, 512, 4104), (64, 2048, 24), (1000, 1000, 1000), (3000, 40, 136))
+SHARED = ((16, 4096, 512), (100, 520, 1000), (130, 2056, 2048))  # whose tiles, in exact float32, are a cluster's
 MANY = list(dict.fromkeys([
     *linear_sweeps.edge(),
     *(Case(function, shape, list(DTYPE_NAMES)[(i + j) % 3]) for DTYPE_NAMES in [("bf16", "fp16", "fp32")]
       for i, shape in enumerate(SIZES) for j, function in enumerate(FUNCTIONS)),
     *(Case("linear_scale_bwd", shape, "bf16", options=(("main_grad", "fp32"),)) for shape in SIZES),
+    *(Case(function, shape, "fp32") for shape in SHARED for function in FUNCTIONS),
 ]))
 
 
@@ -85,10 +89,12 @@ def test_the_same_bits_in_every_run(function, dtype, size, path):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_does_not_depend_on_the_tile(dtype, path):
-    """On the general path, whose tiles grow with the number of rows."""
+def test_a_row_does_not_depend_on_the_tile(dtype, path, monkeypatch):
+    """On the general path, whose tiles grow with the number of rows, where none is shared."""
     if path != "general":
         pytest.skip("the chosen path may split sums")
+    tilings = products.plans.tilings
+    monkeypatch.setattr(products.plans, "tilings", lambda each, chip: tilings(each, replace(chip, clusters=())))
     call = operands("linear_fwd", 5000, 520, 1000, dtype, device=DEVICE)
     whole = optimized.linear_fwd(**call)
     for rows in (slice(0, 1), slice(4000, 4100)):

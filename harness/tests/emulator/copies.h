@@ -21,12 +21,12 @@ struct Copy {
   }
 };
 inline bool copies_are_late = true;
-inline std::vector<std::deque<std::vector<Copy>>> groups(kContexts);
-inline std::vector<std::vector<Copy>> asked(kContexts);
+inline std::vector<std::deque<std::vector<Copy>>> copy_groups(kContexts);
+inline std::vector<std::vector<Copy>> copies_asked(kContexts);
 
 inline void copy_async(void* to, const void* from, int size, int bytes) {
   const Copy copy{static_cast<char*>(to), static_cast<const char*>(from), size, bytes};
-  if (copies_are_late) asked[current].push_back(copy);
+  if (copies_are_late) copies_asked[current].push_back(copy);
   else copy.run();
 }
 inline void copy_async_16(void* to, const void* from, int bytes) { copy_async(to, from, 16, bytes); }
@@ -34,11 +34,11 @@ inline void copy_async_16_by_l1(void* to, const void* from, int bytes) { copy_as
 inline void copy_async_16_of_stream(void* to, const void* from, int bytes) { copy_async(to, from, 16, bytes); }
 inline void copy_async_4(void* to, const void* from, int bytes) { copy_async(to, from, 4, bytes); }
 inline void copy_async_commit() {
-  groups[current].push_back(asked[current]);
-  asked[current].clear();
+  copy_groups[current].push_back(copies_asked[current]);
+  copies_asked[current].clear();
 }
 template <int Pending>
 inline void copy_async_wait() {
-  for (auto& mine = groups[current]; int(mine.size()) > Pending; mine.pop_front())
+  for (auto& mine = copy_groups[current]; int(mine.size()) > Pending; mine.pop_front())
     for (const Copy& copy : mine.front()) copy.run();
 }

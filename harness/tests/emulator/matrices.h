@@ -35,12 +35,12 @@ template <class Body>
 void launch(int grid, Body body, bool reversed) {
   gridDim.x = grid;
   for (int block = 0; block < grid; ++block) {
-    for (auto& mine : groups) mine.clear();
+    for (auto& mine : copy_groups) mine.clear();
     run_cta(block, body, reversed);
-    for (const auto& mine : groups)
+    for (const auto& mine : copy_groups)
       for (const auto& group : mine)
         if (!group.empty()) die("a copy has not been waited for");
-    for (const auto& mine : asked)
+    for (const auto& mine : copies_asked)
       if (!mine.empty()) die("a copy is in no group");
   }
 }

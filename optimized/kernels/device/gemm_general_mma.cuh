@@ -85,6 +85,7 @@ struct TensorCore {
   using LiesA = A;
   using LiesB = B;
   static constexpr int kM = M, kN = N, kDepth = 64 / sizeof(T), kStages = 4;
+  static constexpr bool kShared = false;
   static constexpr int kHigh = M / 2, kWide = N / 4;       // of a warp
   static constexpr int kBlocks = kHigh / 16, kPairs = kWide / 16;  // of 16 rows; of two times 8 columns
   struct Stage {

@@ -1,5 +1,6 @@
 #pragma once
 #include "device/gemm_general.cuh"
+#include "device/ptx/cluster.cuh"
 
 // The product of a tile in exact float32: one fused multiply-add an element of K. Spans of K, about √K long, are summed
 // on their own, then their sums: the error grows as the fourth root of K, that of one chain as the second.
@@ -21,26 +22,32 @@ struct FloatPanel {
       for (int i = 0; i < Extent; i += kThreads / 8, from += kThreads / 8 * 4 * side.pitch)
 #pragma unroll
         for (int j = 0; j < Depth; j += 8)
-          copy_async_4(&values[depth + j][row + i], from + 4 * j, i < rows && j < depths ? 4 : 0);
+          if (Extent % (kThreads / 8) == 0 || row + i < Extent)
+            copy_async_4(&values[depth + j][row + i], from + 4 * j, i < rows && j < depths ? 4 : 0);
     } else {
-      constexpr int kChunks = Extent / 4;
+      constexpr int kChunks = Extent / 4, kAll = Depth * kChunks;
 #pragma unroll
-      for (int i = 0; i < Depth * kChunks / kThreads; ++i) {
-        const int chunk = i * kThreads + threadIdx.x, depth = chunk / kChunks, col = chunk % kChunks * 4;
-        copy_run<f32, 4>(reinterpret_cast<char*>(&values[depth][col]), side, k + depth, first + col);
+      for (int i = 0; i < kAll; i += kThreads) {
+        const int chunk = i + threadIdx.x, depth = chunk / kChunks, col = chunk % kChunks * 4;
+        if (kAll % kThreads == 0 || chunk < kAll)
+          copy_run<f32, 4>(reinterpret_cast<char*>(&values[depth][col]), side, k + depth, first + col);
       }
     }
   }
 };
 
-// M x N elements of D in the registers of eight warps, four of them above one another: 4 x 8 lanes with runs of four
-// rows by runs of four columns each. Lanes that read the same are neighbours, so that reads of a warp fall together.
-template <class A, class B, int M, int N>
+// M x N elements of D in the registers of eight warps, four of them above one another, or one where there are few rows:
+// 4 x 8 lanes with runs of four rows by runs of four columns each. Lanes that read the same are neighbours, so that
+// reads of a warp fall together. Where a tile is `Shared`, by the CTAs of a cluster, each has some of K, and adds up
+// some of D's runs in the end.
+template <class A, class B, int M, int N, bool Shared = false>
 struct Simt {
   using LiesA = A;
   using LiesB = B;
-  static constexpr int kM = M, kN = N, kDepth = 16, kStages = 2;
-  static constexpr int kHigh = M / 4, kWide = N / 2;               // of a warp
+  static constexpr int kM = M, kN = N, kDepth = 16, kStages = M * N > 4096 ? 2 : 4;  // what computes less waits more
+  static constexpr bool kShared = Shared;
+  static constexpr int kDown = M < 64 ? 1 : 4;                     // warps
+  static constexpr int kHigh = M / kDown, kWide = N * kDown / 8;   // of a warp
   static constexpr int kRows = kHigh / 16, kCols = kWide / 32;     // runs of four, of a lane
   struct Stage {
     FloatPanel<A, M, kDepth> a;
@@ -48,7 +55,8 @@ struct Simt {
   };
 
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int top = warp % 4 * kHigh + (lane % 2 + lane / 16 * 2) * 4, left = warp / 4 * kWide + lane / 2 % 8 * 4;
+  const int top = warp % kDown * kHigh + (lane % 2 + lane / 16 * 2) * 4;
+  const int left = warp / kDown * kWide + lane / 2 % 8 * 4;
   float sum[4 * kRows][4 * kCols] = {};  // over a span
 
   __device__ __forceinline__ Simt() {
@@ -103,13 +111,33 @@ struct Simt {
   }
   template <class Epilogue>
   __device__ __forceinline__ void finish(const General& g, float alpha, const Corner& corner) const {
+    if constexpr (Shared) cluster_arrive(), cluster_wait();
 #pragma unroll
     for (int i = 0; i < 4 * kRows; ++i) {
       const i64 row = corner.row + top + i / 4 * 16 + i % 4;
       if (row >= g.m) continue;
 #pragma unroll
-      for (int j = 0; j < kCols; ++j)
-        put<Epilogue>(g, alpha, widen(total(i * kCols + j)), row, corner.col + left + 32 * j);
+      for (int j = 0; j < kCols; ++j) {
+        const int run = i * kCols + j;
+        if constexpr (Shared)
+          if (run % cluster_size() != cluster_rank()) continue;
+        put<Epilogue>(g, alpha, sums(run), row, corner.col + left + 32 * j);
+      }
     }
+    if constexpr (Shared) {  // none leaves while others read its sums
+      __syncthreads();
+      cluster_arrive_relaxed();
+      cluster_wait();
+    }
+  }
+  // Of all CTAs that have some of K.
+  static __device__ __forceinline__ Floats<4> sums(int run) {
+    if constexpr (!Shared) return widen(total(run));
+    Floats<4> all = {};
+    for (u32 cta = 0; cta < cluster_size(); ++cta) {
+      const float4 part = load_cluster(map_shared(shared_address(&total(run)), cta));
+      all[0] += part.x, all[1] += part.y, all[2] += part.z, all[3] += part.w;
+    }
+    return all;
   }
 };

@@ -90,6 +90,13 @@ inline void store_async(u32 mapped, float value, u32 barrier) {
   });
 }
 
+inline float4 load_cluster(u32 mapped) {
+  float4 values;
+  memcpy(&values, shared_memory[0] + (mapped - kMapped), sizeof values);
+  be_held_up(64);
+  return values;
+}
+
 inline Barrier cta_barriers[kCtas];
 inline void sync_cta() { cta_barriers[cta()].wait(blockDim.x); }
 #define __syncthreads sync_cta
