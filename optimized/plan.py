@@ -163,14 +163,15 @@ def shared_row_threads(problem: Problem, chip: Chip, held: RowMap | None) -> int
     read from there once instead of two or three times, but an SM has few wide rows in flight.
 
     Sums of float32 rows, carried in two float32, cost more than waiting does, but where LayerNorm waits for single
-    rows.
+    rows. LayerNorm waits longer, the more so for rows that do not fill their threads.
     """
     places = chip.shared_bytes // (problem.cols * SIZES[problem.x] + STATIC_SHARED_BYTES)
     if not (chip.is_hopper_or_later and places and problem.vector * SIZES[problem.x] == 16):
         return None
     if held and held.cluster == 1:
         slow = problem.x == "f32" and (problem.norm == "RmsNorm" or held.slots > 1)
-        if slow or held.slots > 2 or places <= held.slots:
+        ragged = problem.norm == "LayerNorm" and held.fill(problem.cols, problem.vector) == "Ragged"
+        if slow or held.slots > (3 if ragged else 2) or places <= held.slots:
             return None
     return 256 if places >= SHARED_ROW_CTAS[256] else 512 if places > 1 else 1024
 

@@ -84,9 +84,11 @@ __device__ __forceinline__ Moments merged(const float2* parts, Size size, float 
   return {mean, squares[0], parts};
 }
 
-// sum_of(lanes, term): sum over what a warp has of term(element, sum), in each of its lanes.
-template <class X, class Sizes, class SumOf>
-__device__ __forceinline__ Moments moments_of(Group& scope, const Sizes& sizes, float inverse_cols, SumOf sum_of) {
+// sum_of(lanes, term): sum over what a warp has of term(element, sum), in each of its lanes. Before the second, of
+// squares about the warp's mean, fill(mean).
+template <class X, class Sizes, class SumOf, class Fill>
+__device__ __forceinline__ Moments moments_of(Group& scope, const Sizes& sizes, float inverse_cols, SumOf sum_of,
+                                              Fill fill) {
   Lanes<kWarp>::Shared none;
   Lanes<kWarp> lanes(none, 0);
   const int warp = scope.lane() / kWarp;
@@ -96,6 +98,7 @@ __device__ __forceinline__ Moments moments_of(Group& scope, const Sizes& sizes, 
     own = {__shfl_sync(~0u, size.elements, warp), __shfl_sync(~0u, size.inverse, warp)};
   const float sum = sum_of(lanes, [](float x, float s) { return fmaf(x, kShrink<X>, s); });
   const float mean = Center<X, Sizes::kEven>(sum, own).mean;
+  fill(mean);
   const float square = sum_of(lanes, [mean](float x, float s) { return fmaf(x - mean, x - mean, s); });
   return merged<X, Sizes>(scope.exchange({sum, square}), size, inverse_cols);
 }

@@ -1,6 +1,6 @@
 #pragma once
 #include "device/norm_moments.cuh"
-#include "device/ptx/registers.cuh"
+#include "device/norm_values.cuh"
 
 // How rows of X are added up: y of a float32 row keeps all digits, and shows whether sums were rounded as the
 // reference's.
@@ -10,59 +10,6 @@ template <>
 struct Adding<float> { using type = Twofold; };
 template <class X>
 using AddOf = typename Adding<X>::type;
-
-// As kept() of each word.
-template <class T, int N>
-__device__ __forceinline__ Vec<T, N> kept_vector(Vec<T, N> v) {
-  if constexpr (sizeof(v) == 2) {
-    auto& half = reinterpret_cast<unsigned short&>(v.lane[0]);
-    half = kept(u32(half));
-  }
-#pragma unroll
-  for (int i = 0; i < int(sizeof(v) / 4); ++i) {
-    u32& word = reinterpret_cast<u32*>(v.lane)[i];
-    word = kept(word);
-  }
-  return v;
-}
-
-// What a thread has of a row, less what was taken off, as float32: widened once, or, where registers do not hold that,
-// at each use.
-template <class X, int N, int V, bool Widened>
-struct Values {
-  Floats<N> value[V];
-
-  __device__ __forceinline__ Values(const Vec<X, N> (&x)[V], int vectors) {
-#pragma unroll
-    for (int v = 0; v < V; ++v)
-      if (v < vectors) value[v] = widen(x[v]);
-  }
-  // Not to be worked out again where it is used.
-  __device__ __forceinline__ void keep() {
-#pragma unroll
-    for (int v = 0; v < V; ++v)
-#pragma unroll
-      for (int i = 0; i < N; ++i) value[v][i] = kept(value[v][i]);
-  }
-  __device__ __forceinline__ void take_off(float mu) {
-#pragma unroll
-    for (int v = 0; v < V; ++v) value[v] = less(value[v], mu);
-  }
-  __device__ __forceinline__ Floats<N> operator[](int v) const { return value[v]; }
-};
-template <class X, int N, int V>
-struct Values<X, N, V, false> {
-  Vec<X, N> (&x)[V];
-  float off = 0.f;
-
-  __device__ __forceinline__ Values(Vec<X, N> (&x)[V], int) : x(x) {}
-  __device__ __forceinline__ void keep() {
-#pragma unroll
-    for (int v = 0; v < V; ++v) x[v] = kept_vector(x[v]);
-  }
-  __device__ __forceinline__ void take_off(float mu) { off = mu; }
-  __device__ __forceinline__ Floats<N> operator[](int v) const { return less(widen(x[v]), off); }
-};
 
 // Sum over the row, of elements X, of term(value), in every thread of the row.
 template <int V, class X, int Chains = 2, class Row, class Scope, class Term>
@@ -125,12 +72,17 @@ struct KeptRows {
   }
 };
 
+// Whether vectors that a ragged row does not have are added up, too, as zeros or, where that is taken off, its mean.
+template <class Norm, class X, int N, class Scope>
+constexpr bool fills() { return sizeof(X) == 2 && N == 8 && !(Norm::kCentered && Scope::kCluster); }
+
 // The rows of a grid's threads, up to `Threads` a row, each read once and held in registers: V vectors of N elements a
 // thread.
 template <class Norm, class X, class Gamma, int N, int V, class Scope, class Fill, int Threads,
-          bool Widened = Fill::kWhole && N * V <= 32>
+          bool Widened = N * V <= 32 && (Fill::kWhole || fills<Norm, X, N, Scope>())>
 struct HeldRows {
   static constexpr bool kByParts = Norm::kCentered && sizeof(X) == 2 && !Scope::kCluster;
+  static constexpr bool kFilled = Widened && !Fill::kWhole && fills<Norm, X, N, Scope>();
   static constexpr int kWarps = Scope::warps(Threads);
   const Span<Scope, N> span;
   const Share<Scope, Fill, V> share;
@@ -151,16 +103,20 @@ struct HeldRows {
     using Sizes = Runs<X, Fill, N * V * Scope::kStep, kWarps>;
     const auto sum_of = [&](auto& lanes, auto term) {
       d.keep();
-      return row_sum<V, X, 4>(lanes, d, vectors, term);
+      return row_sum<V, X, 4>(lanes, d, kFilled ? V : vectors, term);
+    };
+    const auto fill = [&](float with) {
+      if constexpr (kFilled) d.fill(vectors, with);
     };
     Moments moments;
     if constexpr (kWarps > 1) {
-      moments = moments_of<X>(scope, Sizes{a.cols}, a.inverse_cols, sum_of);
+      moments = moments_of<X>(scope, Sizes{a.cols}, a.inverse_cols, sum_of, fill);
       d.take_off(moments.mean);
     } else {
       const float sum = sum_of(scope, [](float x, float s) { return fmaf(x, kShrink<X>, s); });
       const Size size = {float(a.cols), a.inverse_cols * (1.f / kShrink<X>)};
-      d.take_off(moments.mean = Center<X, Sizes::kEven>(sum, size).mean);
+      fill(moments.mean = Center<X, Sizes::kEven>(sum, size).mean);
+      d.take_off(moments.mean);
       moments.square = sum_of(scope, [](float d, float s) { return fmaf(d, d, s); });
       moments.parts = nullptr;
     }
@@ -180,6 +136,9 @@ struct HeldRows {
       const bool valid = Scope::kRowsPerWarp == 1 || row < a.rows;
       const int vectors = valid ? share.count : 0;
       Vec<X, N> x[V];
+      if constexpr (kFilled)
+#pragma unroll
+        for (int v = 0; v < V; ++v) x[v] = {};
 #pragma unroll
       for (int v = 0; v < V; ++v)
         if (v < vectors) x[v] = load<X, N>(a.x, row * a.x_pitch + column(v));
@@ -193,7 +152,7 @@ struct HeldRows {
       if constexpr (Norm::kCentered && !kByParts) mu = valid ? float(load<X, 1>(a.x, row * a.x_pitch).lane[0]) : 0.f;
       scope.open();
 
-      Values<X, N, V, Widened> d(x, vectors);
+      Values<X, N, V, Widened> d(x, kFilled ? V : vectors);
       Moments moments = {};
       if constexpr (kByParts) {
         moments = moments_of_row(a, scope, d, vectors);
@@ -204,7 +163,7 @@ struct HeldRows {
           mu = mean_of(sum, a.inverse_cols, mu);
           d.take_off(mu);
         }
-        square = row_sum<V, X>(scope, d, vectors, [](float d, float s) { return fmaf(d, d, s); });
+        square = row_sum<V, X>(scope, d, kFilled ? V : vectors, [](float d, float s) { return fmaf(d, d, s); });
       }
       const float r = rsigma_of(square, a.inverse_cols, a.eps);
       float scale = r;
@@ -240,6 +199,9 @@ struct HeldRows {
       const bool valid = Scope::kRowsPerWarp == 1 || row < a.rows;
       const int vectors = valid ? share.count : 0;
       Vec<X, N> x[V];
+      if constexpr (kFilled)
+#pragma unroll
+        for (int v = 0; v < V; ++v) x[v] = {};
 #pragma unroll
       for (int v = 0; v < V; ++v)
         if (v < vectors) x[v] = place >= 0 ? Kept::at(place, v) : load<X, N>(a.x, row * a.x_pitch + column(v));

@@ -60,7 +60,8 @@ struct SharedRows {
       Moments moments = {};
       float mu, r;
       if constexpr (kByParts) {
-        moments = moments_of<X>(scope, Turns<X, N * kWarp, Threads / kWarp>{a.cols}, a.inverse_cols, sum_of);
+        const Turns<X, N * kWarp, Threads / kWarp> sizes{a.cols};
+        moments = moments_of<X>(scope, sizes, a.inverse_cols, sum_of, [](float) {});
         mu = moments.mean, r = rsigma_of(moments.square, a.inverse_cols, a.eps);
       } else {
         const Statistics s = statistics_of<Norm>(a, row, sum_about);
