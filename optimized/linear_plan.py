@@ -110,10 +110,11 @@ def tilings(products: tuple[Product, ...], chip: Chip) -> tuple[Tiling, ...]:
 
 def _simt_tilings(products: tuple[Product, ...], chip: Chip) -> tuple[Tiling, ...]:
     """One tile for all, and of those products that share theirs one size of cluster."""
-    shares = [each for size in (1, *chip.cluster_sizes) for each in itertools.product({1, size}, repeat=len(products))]
+    shares = dict.fromkeys(each for size in (1, *chip.cluster_sizes)
+                           for each in itertools.product((1, size), repeat=len(products)))
     tiled = (tuple(Tiling(product, *tile, share) for product, share in zip(products, each))
              for tile in COSTS["simt"] for each in shares)
-    return min(tiled, key=lambda each: _simt_cycles(each, chip))
+    return min(tiled, key=lambda each: _simt_cycles(each, chip))  # of equals the one that shares less
 
 
 def _simt_cycles(tiled: tuple[Tiling, ...], chip: Chip) -> float:

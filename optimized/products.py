@@ -4,8 +4,9 @@ Operands are read as they lie, and never transposed in memory. 16-bit operands w
 and lie apart take on Hopper optimized.few, in forward with up to 4096 rows, or optimized.gemm; what those leave of
 forward with up to 16 rows takes kernels/gemm_skinny.cu. The general path takes any shape, pitch and alignment from
 compute capability 8.0 on; it multiplies bf16 and fp16 on tensor cores, fp32 exactly, or as TF32 where
-torch.backends.cuda.matmul says so. The same bits in every run. An operand whose rows are not dense or do not lie at one
-distance from each other is copied first, one that is written copied back; a quantized operand is dequantized first.
+torch.backends.cuda.matmul says so. The same bits in every run; but a row's may depend on how many rows there are. An
+operand whose rows are not dense or do not lie at one distance from each other is copied first, one that is written
+copied back; a quantized operand is dequantized first.
 """
 
 from dataclasses import dataclass, replace

@@ -142,6 +142,8 @@ def test_exact_float32_shares_few_long_tiles():
     assert shares((replace(one, m=64),), SM_80) == [1]
     dgrad, wgrad = replace(one, m=128, b_across=True), replace(one, k=128, a_across=True, b_across=True)
     assert shares((dgrad, wgrad)) == [4, 1]
+    for m, n, k in ((1, 128, 256), (32, 512, 128)):
+        assert shares((replace(dgrad, m=m, n=k, k=n), replace(wgrad, m=n, n=k, k=m))) == [8, 1], "wgrad's K is short"
     padded = general("linear_bwd", (Tiling(replace(wgrad, m=129, n=128), 128, 128), Tiling(dgrad, 128, 128, 4)), H200)
     assert padded.grid == 4 + 4 * 32 and padded.cluster == 4, "clusters of a tile begin behind whole ones"
 

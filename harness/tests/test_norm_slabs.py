@@ -15,12 +15,13 @@ pytestmark = pytest.mark.gpu
 
 RECIPES = [each for each in recipes(((False, True), (True, True)))
            if each.cls in (Float8Quantizer, MXFP8Quantizer) and each.options == (("dtype", torch.float8_e4m3fn),)]
-# By bytes of an element: slabs of which three CTAs, two or one share an SM; of 3136 columns and more some have none.
+# By bytes of an element: slabs of which three CTAs, two or one share an SM; where columns are no multiple of 256, and
+# 3136 or more, some CTAs have none.
 SHAPES = {2: ((224, 1088), (64, 2048), (40, 8192), (32, 8192), (32, 13376), (40, 18496), (32, 26688)),
           4: ((224, 1088), (64, 2048), (96, 960), (40, 4096), (32, 3136), (32, 8256), (32, 13312))}
 VARIATIONS = ("plain", "no beta", "other gamma", "zero-centered", "pitched x")
 KINDS = {torch.bfloat16: "heavy", torch.float16: "normal", torch.float32: "heavy"}
-MARGIN_SHAPE = (512, 2048)
+MANY = {2: ((512, 2048), (256, 13376), (256, 26688)), 4: ((512, 2048), (256, 8256), (256, 13312))}
 
 
 def varied(variation, function, shape, dtype):
@@ -81,10 +82,11 @@ def test_the_bytes_of_the_reference(variation, dtype, recipe):
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_cta_that_takes_many_slabs_changes_no_byte(function, dtype, left):
     """Nor what it costs to have only a few SMs: `left` of them."""
-    given, sm_margin = operands(function, MARGIN_SHAPE, dtype, KINDS[dtype]), max(1, here().sms - left)
-    for recipe in RECIPES:
+    sm_margin = max(1, here().sms - left)
+    for shape, recipe in product(MANY[dtype.itemsize], RECIPES):
+        given = operands(function, shape, dtype, KINDS[dtype])
         plan = planned(function, given, recipe, sm_margin=sm_margin)
-        assert plan.source == "norm_slab.cu" and 32 * plan.grid // plan.cluster < MARGIN_SHAPE[0]
+        assert plan.source == "norm_slab.cu" and 32 * plan.grid // plan.cluster < shape[0]
         (full, _, one), (part, _, other) = (both(function, given, recipe, sm_margin=each) for each in (0, sm_margin))
         assert difference(part[0], full[0]) == "" and one[0] == other[0]
         assert all(a is b or torch.equal(a, b) for a, b in zip(part[1:], full[1:], strict=True))

@@ -23,7 +23,7 @@ FUNCTIONS = ("layernorm_fwd", "rmsnorm_fwd")
 RECIPES = recipes()
 SHAPES = ((32, 32), (33, 96), (7, 31), (1, 64), (160, 264), (96, 1056), (256, 512), (64, 4096), (32, 5120), (130, 48),
           (32, 16384), (64, 20480), (3, 40000), (32, 65536), (2, 300_000),
-          (100, 192), (224, 1088), (64, 2048), (160, 8192))  # slabs of one to eight CTAs
+          (100, 192), (224, 1088), (64, 2048), (160, 8192))  # slabs, like the wide ones above but the last two
 KINDS = ("normal", "heavy", "nan", "inf", "zeros", "negative_zeros", "outlier", "tiny", "subnormal", "zero_blocks",
          "outlier_column")  # a prime number of them, so that they meet every dtype and function
 

@@ -3,6 +3,7 @@ of quantization, whose tests are their own, are few."""
 
 import re
 import subprocess
+from itertools import product
 
 import pytest
 from cuda.pathfinder import find_nvidia_binary_utility
@@ -11,11 +12,14 @@ from harness import compile_report
 from harness.cases import NORMS
 from harness.sweeps import sweep
 from optimized import jit
-from optimized.plan import H200, STATIC_SHARED_BYTES, Chip
+from optimized.norm_quantize_plan import SLAB_STATIC_BYTES, slabs
+from optimized.plan import H200, STATIC_SHARED_BYTES, Chip, Problem
+from optimized.quantize_plan import Work
 
 SM_80 = Chip("sm_80", 108, 166_912)
 MOST, MOST_OF_QUANTIZATION, MOST_OF_QUANTIZED_NORMS = 600, 300, 300
 STATIC_SHARED_ALONE_BYTES = 24 << 10  # of norm_quantize.cu, which has no other: three CTAs fit on the smallest SM
+CTA_BYTES = 1024  # of shared memory that each CTA costs besides
 REGISTERS = 65_536  # of an SM, given to warps in units of 8 a thread
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
 
@@ -51,6 +55,8 @@ def complaints(plans, binary, chip):
     if not 0 < registers <= REGISTERS:
         yield f"{block} threads of {binary.registers} registers do not fit on an SM"
     most = STATIC_SHARED_ALONE_BYTES if plans[0].source == "norm_quantize.cu" and not dynamic else STATIC_SHARED_BYTES
+    if plans[0].source == "norm_slab.cu":
+        most = SLAB_STATIC_BYTES[4 if ", f32, " in plans[0].kernel else 2] - CTA_BYTES
     if binary.shared_bytes > most:
         yield f"{binary.shared_bytes} bytes of static shared memory; plans count with {most}"
     if binary.shared_bytes + dynamic > chip.shared_bytes:
@@ -87,6 +93,19 @@ def test_quantized_norms_compile_without_spills(share):
 
 def test_some_quantized_norms_compile_without_spills_for_sm_80():
     assert_compiles(plans_by_request(quantized_norms("edge")[::12], SM_80), SM_80)
+
+
+@pytest.mark.parametrize("x, widest", (("bf16", 40_960), ("f32", 20_480)))
+def test_slabs_compile_without_spills(x, widest):
+    """Of CTAs that share an SM and of those that do not: what the sweeps do not ask for, too."""
+    asked = {}
+    for norm, scheme, cols in product(("RmsNorm", "LayerNorm"), (("Mxfp8", "E4M3"), ("Fp8", "E5M2", "Delayed")),
+                                      (1024, widest)):
+        work = Work(scheme, x, 64, cols, tiles=True, columns=True)
+        plan = slabs(Problem(norm, 64, cols, x, "f32", zero_centered=True), work, H200)
+        asked[plan.source, plan.kernel] = [plan]
+    assert len({plan.block for plan, in asked.values()}) == 2 and len(asked) == 8
+    assert_compiles(asked, H200)
 
 
 def test_all_compile_without_spills(planned):

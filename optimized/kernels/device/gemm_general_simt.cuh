@@ -68,7 +68,7 @@ struct Simt {
     return reinterpret_cast<Vec<f32, 4>*>(dynamic_shared() + kStages * sizeof(Stage))[run * kThreads + threadIdx.x];
   }
   // How many times kDepth elements of K a span has, √K / kDepth rounded: K alone decides, so that neither tile nor
-  // number of rows matter.
+  // number of rows matter but by how many CTAs share a tile, which add up their spans first.
   static __device__ __forceinline__ int span(i64 k) {
     int steps = 1;
     while (i64(2 * steps + 1) * (2 * steps + 1) * (kDepth * kDepth / 4) < k) ++steps;
@@ -132,12 +132,15 @@ struct Simt {
   }
   // Of all CTAs that have some of K.
   static __device__ __forceinline__ Floats<4> sums(int run) {
-    if constexpr (!Shared) return widen(total(run));
-    Floats<4> all = {};
-    for (u32 cta = 0; cta < cluster_size(); ++cta) {
-      const float4 part = load_cluster(map_shared(shared_address(&total(run)), cta));
-      all[0] += part.x, all[1] += part.y, all[2] += part.z, all[3] += part.w;
+    if constexpr (Shared) {
+      Floats<4> all = {};
+      for (u32 cta = 0; cta < cluster_size(); ++cta) {
+        const float4 part = load_cluster(map_shared(shared_address(&total(run)), cta));
+        all[0] += part.x, all[1] += part.y, all[2] += part.z, all[3] += part.w;
+      }
+      return all;
+    } else {
+      return widen(total(run));
     }
-    return all;
   }
 };

@@ -199,9 +199,6 @@ struct HeldRows {
       const bool valid = Scope::kRowsPerWarp == 1 || row < a.rows;
       const int vectors = valid ? share.count : 0;
       Vec<X, N> x[V];
-      if constexpr (kFilled)
-#pragma unroll
-        for (int v = 0; v < V; ++v) x[v] = {};
 #pragma unroll
       for (int v = 0; v < V; ++v)
         if (v < vectors) x[v] = place >= 0 ? Kept::at(place, v) : load<X, N>(a.x, row * a.x_pitch + column(v));
