@@ -1,6 +1,7 @@
 """Every specialization of the norms that the sweeps ask for compiles for an H200, keeps to registers, and fits; those
 of quantization, whose tests are their own, are few."""
 
+import functools
 import re
 import subprocess
 from itertools import product
@@ -124,11 +125,16 @@ def instructions(tool, binary, folder):
 
 def machine_code(tool, binary, folder):
     """Of one kernel, as text."""
+    return sections(tool, binary.image, folder)[binary.symbol]
+
+
+@functools.lru_cache(maxsize=32)
+def sections(tool, image, folder):
+    """Machine code of each kernel in `image`, which may have several."""
     file = folder / "kernel.cubin"
-    file.write_bytes(binary.image)
+    file.write_bytes(image)
     shown = subprocess.run([tool, "-ndf", "-c", str(file)], capture_output=True, text=True, check=True)
-    sections = {part.split(",", 1)[0]: part for part in shown.stdout.split(".section\t.text.")[1:]}
-    return sections[binary.symbol]
+    return {part.split(",", 1)[0]: part for part in shown.stdout.split(".section\t.text.")[1:]}
 
 
 def test_machine_code_is_as_meant(planned, tmp_path):
