@@ -37,6 +37,9 @@ MISTAKES = {
     "has an infinite mean where there is none": ("ragged lanes", MOMENTS, " - first * cols)", " - first)"),
     "has a mean where float32 has none": ("24 a thread", MOMENTS, "sum * (1.f / kShrink<X>) - first * cols", "sum"),
     "has numbers where the mean is infinite": ("ragged lanes", MOMENTS, "fmaf(0.f, mean, rsigma)", "rsigma"),
+    "squares what is not there": ("ragged block", ROWS, "if constexpr (kFilled) d.fill(vectors, with);", ""),
+    "squares what lanes do not have": ("ragged lanes", ROWS, "if constexpr (kFilled) d.fill(vectors, with);", ""),
+    "adds up what is not there": ("ragged block", ROWS, "x[v] = {};", "x[v] = load<X, N>(a.x, 0);"),
     "forgets other warps' means": ("24 a thread", MOMENTS, "fmaf(size.elements, off, 2.f * center.rest)", "0.f"),
 }
 
