@@ -34,7 +34,8 @@ STATIC_SHARED_BYTES = 8192  # upper bound of what the kernels declare statically
 MAX_GRID = 1 << 20
 PORTABLE_CLUSTER = 8  # CTAs; larger ones are for chips and kernels that allow them
 WIDE_THREADS = 512
-STRIP = 8  # vectors of columns that a warp adds up at a time: kLanes of sum_partials
+STRIP = 8  # vectors of columns that a warp adds up at a time: Strips::kLanes
+SECTOR_BYTES = 32  # what memory moves at least
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,9 @@ def forward_map(problem: Problem, chip: Chip) -> ForwardMap | None:
                    lambda m: (-m.elements * m.threads, m.elements))
     if rows is None:
         return None
-    rows = few_lanes(problem.cols, problem.vector, rows, FORWARD_THREADS, slots_of) or rows
+    # Not LayerNorm: what it does for each row besides costs more than the sectors.
+    torn = problem.norm == "RmsNorm" and problem.vector == 8 and 2 * problem.cols % SECTOR_BYTES > 0
+    rows = few_lanes(problem.cols, problem.vector, rows, FORWARD_THREADS, slots_of, torn) or rows
     scope = "Block" if rows.scope == "Group" else rows.scope
     slots = max(1, 128 // rows.threads) if rows.threads <= 32 else 1
     limit = next(size for size in (128, 256, 512, 1024) if size >= slots * rows.threads)

@@ -57,12 +57,15 @@ def _row_threads(needed: int, elements: int) -> int:
     return round_up(needed, 32)
 
 
-def few_lanes(cols: int, vector: int, held: RowMap, limits: Limits, slots_of: Slots) -> RowMap | None:
+def few_lanes(
+    cols: int, vector: int, held: RowMap, limits: Limits, slots_of: Slots, torn: bool = False
+) -> RowMap | None:
     """A narrow row over a power of two of lanes: two vectors in each where that fills them; else, where `held` leaves
     some idle, as few as have the row with up to MOST_NARROW elements each. More bytes are in flight then, and what a
     row costs besides is shared by the rows of a warp. None where `held` is better or a warp does not hold the row.
 
-    `vector` elements move at once, and a block of 32 at least in neighbouring lanes: whole sectors of memory.
+    `vector` elements move at once, and a block of 32 at least in neighbouring lanes: whole sectors of memory. Of rows
+    that are `torn`, which begin within a sector, twice as many lanes with half as much each touch fewer of them.
     """
     if held.cluster > 1 or vector < 4:
         return None
@@ -75,6 +78,8 @@ def few_lanes(cols: int, vector: int, held: RowMap, limits: Limits, slots_of: Sl
     else:
         lanes = min(32, max(fewest, 1 << (-(-cols // min(MOST_NARROW, max(allowed))) - 1).bit_length()))
     elements = round_up(-(-cols // lanes), 8)
+    if torn and lanes == fewest and elements == 4 * vector:
+        lanes, elements = 2 * lanes, elements // 2
     if elements not in allowed:
         return None
     slots = slots_of(lanes, elements, cols)
