@@ -21,13 +21,18 @@ KINDS = {
     "cluster, 24 a thread": ("Cluster", "LayerNorm", "__nv_bfloat16", 64, 64, 3000, 9, 3, 4),
     "groups": ("Group", "LayerNorm", "float", 192, 64, 480, 23, 2, 3),
     "warps": ("Lanes<32>", "RmsNormAdd", "float", 96, 32, 240, 20, 2, 2),
+    "many warps": ("Group", "LayerNorm", "__nv_bfloat16", 352, 352, 2728, 5, 1, 3),
     "half warps": ("Lanes<16>", "RmsNorm", "__nv_bfloat16", 64, 16, 136, 37, 2, 3),
 }
 MISTAKES = {
     "refills what is read": ("cluster", KERNEL, "    scope.send(sums);\n    rows.refill(slots);",
                              "    rows.refill(slots);\n    scope.send(sums);"),
-    "refills the wrong stage": ("groups", RING, "issue(shared.slabs, next, rows, (stage ? stage : count) - 1)",
-                                "issue(shared.slabs, next, rows, stage)"),
+    "refills the wrong stage": ("groups", RING, "issue(slabs, row, rows, (stage ? stage : count) - 1)",
+                                "issue(slabs, row, rows, stage)"),
+    "refills with the wrong row": ("cluster, two stages", ROWS, "ahead += slots.count;", "ahead += 2 * slots.count;"),
+    "adds up too few warps": ("many warps", SCOPE, "first + q < quads", "first + q < 2"),
+    "leaves slots out": ("groups", COLUMNS, "i += blockDim.x / kWarp", "i += 2 * (blockDim.x / kWarp)"),
+    "scales too little": ("cluster", KERNEL, "const float slope = r * r *", "const float slope = r *"),
     "has one place for sums": ("cluster", SCOPE, "const u32 place = count & 1, size", "const u32 place = 0, size"),
     "takes sums that have not come": ("cluster", SCOPE, "    while (!mbarrier_try_wait_cluster(&shared.arrived[place], "
                                       "phase)) {}\n", ""),
@@ -35,7 +40,7 @@ MISTAKES = {
     "does not wait for rows": ("warps", RING, "    ::wait(&shared.full[slot][stage], phase);\n", ""),
     "does not wait for gamma": ("groups", ROWS, "    wait(&shared.gamma_full, 0);\n", ""),
     "does not wait for other warps": ("groups", SCOPE, "    bar_sync(1 + slot(), threads);\n    Add", "    Add"),
-    "does not wait for other CTAs": ("groups", KERNEL, "  grid_sync();\n", ""),
+    "does not wait for other CTAs": ("groups", KERNEL, "  grid_sync();  // behind", "  //"),
     "takes a neighbour's row": ("half warps", ROWS, "first(scope.slot() % kRows * cols + share", "first(share"),
 }
 

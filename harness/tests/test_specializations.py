@@ -153,3 +153,16 @@ def test_machine_code_is_as_meant(planned, tmp_path):
         assert "EXIT" in used and used.isdisjoint({"LDL", "STL"}), plan.kernel
         assert ("UBLKCP" in used) == ("Ringed" in plan.kernel or plan.variant == "Shared"), plan.kernel
         assert ("STAS" in used) == (plan.cluster > 1), plan.kernel
+
+
+@pytest.mark.parametrize("scope", ["Group", "Cluster", "Lanes<32>"])
+def test_rings_and_partial_sums_move_what_lies_together(scope, tmp_path):
+    """No loop brings what the copy engine is told to uniform registers, as it does for threads that nobody elected; no
+    store of sums is narrower than 16 bytes."""
+    tool = find_nvidia_binary_utility("nvdisasm")
+    if tool is None:
+        pytest.skip("nvdisasm is not installed (pip install nvidia-cuda-nvdisasm)")
+    request = "norm_backward.cu", f"norm_backward<LayerNorm, bf16, bf16, bf16, 8, 3, {scope}, Ringed, 512>"
+    code = machine_code(tool, jit.build([request], H200.arch)[request], tmp_path)
+    assert "ELECT" in code and not re.search(r"UBLKCP(?:[^;]*;){1,4}?[^;]*BRA\.U\.ANY", code)
+    assert not re.search(r"STG\.E(?:\.64)? desc", code)

@@ -138,3 +138,6 @@ inline float __uint_as_float(unsigned bits) {
 }
 inline float4 __ldcg(const float4* p) { return *p; }
 inline float __ldcg(const float* p) { return *p; }
+inline void __stcg(float4* p, float4 v) { *p = v; }
+inline void __stcg(float* p, float v) { *p = v; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }

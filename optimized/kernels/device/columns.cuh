@@ -11,19 +11,37 @@ struct Partial {
   int pitch;
 };
 
-// part(0) + … + part(count - 1), four at a time: a quarter of the additions in one chain, so less error and latency.
-template <int W, class Part>
-__device__ __forceinline__ Floats<W> sum_in_fours(int count, Part part) {
+// part(0) + part(step) + … below `end`, `Deep` at a time, and those in pairs: few additions in one chain, so less error
+// and latency.
+template <int W, int Deep = 4, class Part>
+__device__ __forceinline__ Floats<W> sum_in_parts(int end, int step, Part part) {
   Floats<W> total = {};
-  for (int first = 0; first < count; first += 4) {
-    Floats<W> four[4] = {};
+#pragma unroll 1
+  for (int first = 0; first < end; first += Deep * step) {
+    Floats<W> parts[Deep] = {};
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (first + i < count) four[i] = part(first + i);
+    for (int i = 0; i < Deep; ++i)
+      if (first + i * step < end) parts[i] = part(first + i * step);
 #pragma unroll
-    for (int j = 0; j < W; ++j) total[j] += (four[0][j] + four[1][j]) + (four[2][j] + four[3][j]);
+    for (int apart = 1; apart < Deep; apart *= 2)
+#pragma unroll
+      for (int i = 0; i < Deep; i += 2 * apart)
+#pragma unroll
+        for (int j = 0; j < W; ++j) parts[i][j] += parts[i + apart][j];
+#pragma unroll
+    for (int j = 0; j < W; ++j) total[j] += parts[0][j];
   }
   return total;
+}
+
+// visit(i, vector) for all i below Count and all vectors, each once, by some lane of the CTA.
+template <int Count, class Visit>
+__device__ __forceinline__ void share_out(int vectors, Visit visit) {
+#pragma unroll 1
+  for (int i = threadIdx.x / kWarp; i < ceil_div(vectors, kWarp) * Count; i += blockDim.x / kWarp) {
+    const int vector = i / Count * kWarp + threadIdx.x % kWarp;
+    if (vector < vectors) visit(i % Count, vector);
+  }
 }
 
 // The sums of K values a column over the slots of the CTA, `Parts` sums of every Parts-th slot first where slots are
@@ -31,7 +49,25 @@ __device__ __forceinline__ Floats<W> sum_in_fours(int count, Part part) {
 template <int Parts, int K, int N, int V, class Share>
 __device__ __forceinline__ void sum_slots(const Floats<N> (&mine)[K][V], const Share& share, float* area, int slots,
                                           int slot, int cols, Partial out) {
-  constexpr int kWidth = Planes<N>::kWidth;
+  constexpr int kPlanes = Planes<N>::kPlanes, kWidth = Planes<N>::kWidth;
+  const auto put = [&](int k, int plane, int vector, const Floats<kWidth>& sums) {
+    store_past_l1(out.row + k * out.pitch + vector * N + plane * kWidth, sums);
+  };
+  if (slots == 1) {
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+      if (v < share.count)
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+          for (int plane = 0; plane < kPlanes; ++plane) {
+            Floats<kWidth> sums;
+#pragma unroll
+            for (int i = 0; i < kWidth; ++i) sums[i] = mine[k][v][plane * kWidth + i];
+            put(k, plane, share.first + v * share.kStep, sums);
+          }
+    return;
+  }
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < K; ++k)
@@ -42,46 +78,59 @@ __device__ __forceinline__ void sum_slots(const Floats<N> (&mine)[K][V], const S
   __syncthreads();
   // Of the slots first, first + step, … below `end`.
   const auto sum_of = [&](int k, int place, int first, int step, int end) {
-    return sum_in_fours<kWidth>(ceil_div(end - first, step), [&](int s) {
-      return widen(load<f32, kWidth>(area, (k * slots + first + s * step) * cols + place));
+    return sum_in_parts<kWidth>(end - first, step, [&](int s) {
+      return widen(load<f32, kWidth>(area, (k * slots + first + s) * cols + place));
     });
   };
+  const Planes<N> planes{area, cols};
   if constexpr (Parts > 1) {
-    for (int i = threadIdx.x * kWidth; i < Parts * K * cols; i += blockDim.x * kWidth) {
-      const int part = i / (K * cols), k = i / cols % K, place = i % cols;
+    share_out<Parts * K * kPlanes>(cols / N, [&](int i, int vector) {
+      const int part = i / (K * kPlanes), k = i / kPlanes % K, place = planes.place(i % kPlanes, vector);
       Vec<f32, kWidth> result;
       narrow(sum_of(k, place, part, Parts, slots), result);
       store(area, (k * slots + part) * cols + place, result);
-    }
+    });
     __syncthreads();
   }
-  for (int i = threadIdx.x * kWidth; i < K * cols; i += blockDim.x * kWidth) {
-    const int k = i / cols, place = i % cols;
-    Vec<f32, kWidth> result;
-    narrow(sum_of(k, place, 0, 1, Parts > 1 ? Parts : slots), result);
-    store(out.row, k * out.pitch + Planes<N>{area, cols}.column(place), result);
-  }
+  share_out<K * kPlanes>(cols / N, [&](int i, int vector) {
+    const int k = i / kPlanes, plane = i % kPlanes;
+    put(k, plane, vector, sum_of(k, planes.place(plane, vector), 0, 1, Parts > 1 ? Parts : slots));
+  });
 }
 
-// The sums of W neighbouring columns of `count` rows of `cols` floats, for all columns of this CTA's share, given to
-// `put(first column, sums)` by one thread. Comes after a grid barrier: the other CTAs' rows are read from the L2, 8
-// vectors of 4 rows a warp at a time.
+// This CTA's strips of kLanes vectors of W columns, every gridDim.x-th of all, and how its warps share them: a power of
+// two beside each other, and others below each other where there are more than strips.
+template <int W>
+struct Strips {
+  static constexpr int kLanes = 8, kRows = kWarp / kLanes;
+  const int cols;
+  int count = 0, log_beside = 0;
+
+  __device__ __forceinline__ explicit Strips(int cols) : cols(cols) {
+#pragma unroll 1
+    for (int first = blockIdx.x * kLanes * W; first < cols; first += gridDim.x * kLanes * W) ++count;
+    while (1 << log_beside < count && 2 << log_beside <= int(blockDim.x / kWarp)) ++log_beside;
+  }
+};
+
+// The sums of the columns in `strips` of `count` rows, given to `put(first column, sums)` by one thread. Comes after a
+// grid barrier: the other CTAs' rows are read from the L2, 8 vectors of 4 rows a warp at a time.
 template <int W, class Put>
-__device__ __forceinline__ void sum_partials(const float* partial, int count, int cols, Put put) {
-  constexpr int kLanes = 8, kRows = kWarp / kLanes;
+__device__ __forceinline__ void sum_partials(const float* partial, int count, const Strips<W>& strips, Put put) {
+  constexpr int kLanes = Strips<W>::kLanes, kRows = Strips<W>::kRows;
   __shared__ Vec<f32, W> sums[32][kLanes];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-  const int mine = ceil_div(ceil_div(cols, kLanes * W), gridDim.x);  // strips of 8 vectors
-  const int side_by_side = min(mine, warps), deep = warps / side_by_side;
-  for (int base = 0; base < mine; base += side_by_side) {
-    const int strip = base + warp % side_by_side, part = warp / side_by_side;
-    const int c = ((blockIdx.x * mine + strip) * kLanes + lane % kLanes) * W;
-    const bool valid = strip < mine && c < cols && part < deep;
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int beside = 1 << strips.log_beside, deep = int(blockDim.x / kWarp) >> strips.log_beside;
+  const int part = warp >> strips.log_beside, cols = strips.cols;
+#pragma unroll 1
+  for (int base = 0; base < strips.count; base += beside) {
+    const int strip = base + warp % beside, c = ((blockIdx.x + strip * gridDim.x) * kLanes + lane % kLanes) * W;
+    const bool valid = strip < strips.count && c < cols && part < deep;
     Floats<W> sum = {};
     if (valid) {
       const int first = part * kRows + lane / kLanes, stride = deep * kRows;
-      sum = sum_in_fours<W>(ceil_div(max(0, count - first), stride), [&](int p) {
-        return widen(load_past_l1<W>(partial + i64(first + p * stride) * cols + c));
+      sum = sum_in_parts<W, 8>(max(0, count - first), stride, [&](int p) {
+        return widen(load_past_l1<W>(partial + i64(first + p) * cols + c));
       });
     }
 #pragma unroll
@@ -91,7 +140,7 @@ __device__ __forceinline__ void sum_partials(const float* partial, int count, in
     if (lane < kLanes) narrow(sum, sums[warp][lane]);
     __syncthreads();
     if (valid && part == 0 && lane < kLanes) {
-      sum = sum_in_fours<W>(deep, [&](int d) { return widen(sums[d * side_by_side + warp][lane]); });
+      sum = sum_in_parts<W>(deep, 1, [&](int d) { return widen(sums[d * beside + warp][lane]); });
       put(c, sum);
     }
     __syncthreads();

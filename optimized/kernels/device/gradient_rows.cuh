@@ -50,48 +50,54 @@ struct Ringed {
     typename Ring<kSlabs, kRows>::Shared ring;
     u64 gamma_full;
   };
+  using Slabs = Slab[kSlabs];
 
   Shared& shared;
   const Backward& a;
-  const bool leader;
-  const int cols, first;  // columns of the slab; element of the warp's slabs where this thread's first vector begins
-  i64 row = 0;
+  const bool leads;  // whether this is the first warp of its slot
+  const int cols, left;  // of the slab, and the first of them
+  const int first;  // element of the warp's slabs where this thread's first vector begins
+  i64 ahead = 0;  // the row that a leading warp fetches next
+  bool begun = false;
   Ring<kSlabs, kRows> ring;
 
   __device__ __forceinline__ Ringed(Shared& shared, const Backward& a, const Scope& scope, const Span<Scope, N>& span,
                                     const Share<Scope, Ragged, V>& share)
-      : shared(shared), a(a), leader(scope.lane() == 0 && scope.slot() % kRows == 0), cols(span.vectors * N),
+      : shared(shared), a(a), leads(agreed(scope.lane() < kWarp)), cols(span.vectors * N), left(span.first),
         first(scope.slot() % kRows * cols + share.first * N),
-        ring(shared.ring, dynamic_shared() + a.stages_offset, scope.slot() / kRows, a.stages, kRows * a.stage_bytes) {}
+        ring(shared.ring, dynamic_shared() + a.stages_offset, agreed(scope.slot() / kRows), a.stages,
+             kRows * a.stage_bytes) {}
+  // The compiler learns that a warp agrees on it.
+  static __device__ __forceinline__ int agreed(int value) { return __shfl_sync(~0u, value, 0); }
+  __device__ __forceinline__ void name(Slabs& slabs) const {
+    const auto slab = [&](const void* p, i64 pitch, int size, int offset) {
+      return Slab{static_cast<const char*>(p) + i64(left) * size, pitch * size, cols * size, offset};
+    };
+    slabs[0] = slab(a.x, a.x_pitch, sizeof(X), 0);
+    slabs[1] = slab(a.dz, a.dz_pitch, sizeof(Dz), cols * kX);
+    if constexpr (Norm::kAdds) slabs[2] = slab(a.add, a.add_pitch, a.add_dtype == DType::kF32 ? 4 : 2, cols * kPair);
+  }
   // gamma and the first rows set out, those first that are needed first. Gives the place where gamma is when this
   // returns: the end of the room for its floats.
   __device__ __forceinline__ const P* start(const Slots<Scope>& slots, const Span<Scope, N>& span) {
     P* const gamma = reinterpret_cast<P*>(dynamic_shared() + cols * (sizeof(float) - sizeof(P)));
-    if (threadIdx.x == 0) {
+    if (agreed(threadIdx.x / kWarp) == 0 && elect()) {
       mbarrier_init(&shared.gamma_full, 1);
       fence_mbarrier_init();
       mbarrier_arrive_expect_tx(&shared.gamma_full, cols * sizeof(P));
-      if (cols) bulk_load(gamma, static_cast<const P*>(a.gamma) + span.first, cols * sizeof(P), &shared.gamma_full);
+      if (cols) bulk_load(gamma, static_cast<const P*>(a.gamma) + left, cols * sizeof(P), &shared.gamma_full);
     }
-    const auto slab = [&](const void* p, i64 pitch, int size, int offset) {
-      return Slab{static_cast<const char*>(p) + i64(span.first) * size, pitch * size, cols * size, offset};
-    };
-    if (leader) {
-      Slab slabs[kSlabs];
-      slabs[0] = slab(a.x, a.x_pitch, sizeof(X), 0);
-      slabs[1] = slab(a.dz, a.dz_pitch, sizeof(Dz), cols * kX);
-      if constexpr (Norm::kAdds) slabs[2] = slab(a.add, a.add_pitch, a.add_dtype == DType::kF32 ? 4 : 2, cols * kPair);
-      ring.start(slabs, slots.first, a.rows);
-    }
+    ahead = agreed(slots.first);
+    Slabs slabs;
+    name(slabs);
+    if (leads) ring.start(slabs, ahead, a.rows);
     __syncthreads();
-    if (leader) ring.fill(slots.first + slots.count, slots.count, a.rows);
+    if (leads) ring.fill(slabs, ahead + slots.count, slots.count, a.rows);
+    ahead += i64(slots.count) * a.stages;
     wait(&shared.gamma_full, 0);
     return gamma;
   }
-  __device__ __forceinline__ void take(i64 row, int) {
-    this->row = row;
-    ring.wait();
-  }
+  __device__ __forceinline__ void take(i64, int) { ring.wait(); }
   __device__ __forceinline__ Floats<N> x(int v) const {
     return widen(load<X, N>(ring.current(0), first + v * kStride));
   }
@@ -103,7 +109,13 @@ struct Ringed {
   }
   // All threads that share a stage are past the rows before these.
   __device__ __forceinline__ void refill(const Slots<Scope>& slots) {
-    if (leader && row != slots.first) ring.refill(row, slots.count, a.rows);
+    if (leads && begun) {
+      Slabs slabs;
+      name(slabs);
+      ring.refill(slabs, ahead, a.rows);
+      ahead += slots.count;
+    }
+    begun = true;
   }
   __device__ __forceinline__ void advance() { ring.advance(); }
 };

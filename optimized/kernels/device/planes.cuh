@@ -12,11 +12,6 @@ struct Planes {
   __device__ __forceinline__ int place(int plane, int vector) const {
     return plane * (cols / kPlanes) + vector * kWidth;
   }
-  // The column that is kept at `place`.
-  __device__ __forceinline__ int column(int place) const {
-    const int plane = place / (cols / kPlanes), in_plane = place % (cols / kPlanes);
-    return in_plane / kWidth * N + plane * kWidth + in_plane % kWidth;
-  }
   __device__ __forceinline__ void write(int vector, const Floats<N>& values) const {
 #pragma unroll
     for (int p = 0; p < kPlanes; ++p) {

@@ -1,5 +1,6 @@
 #pragma once
 #include "device/ptx/bulk.cuh"
+#include "device/ptx/elect.cuh"
 #include "device/wait.cuh"
 
 // What one row contributes to a stage: `bytes` from `source + row * pitch` (bytes) to `offset` in the stage, and behind
@@ -11,14 +12,14 @@ struct Slab {
 };
 
 // The next rows of one slot, on their way into shared memory while the current ones are worked on: one row, or `Rows`
-// neighbours where a warp has so many. The slot's first thread issues the copies; all its threads wait for them. The
-// slabs are the same for all slots and stay in shared memory: only the issuing threads need them.
+// neighbours where a warp has so many. A thread that the slot's first warp elects issues the copies, so that what the
+// copy engine is told stays in uniform registers, to which a thread on its own would bring it by a loop; all threads
+// of the slot wait for them.
 template <int Slabs, int Rows>
 struct Ring {
   static constexpr int kMaxStages = 4;
   static constexpr int kMaxSlots = 32;
   struct Shared {
-    Slab slabs[Slabs];
     u64 full[kMaxSlots][kMaxStages];
   };
 
@@ -50,28 +51,27 @@ struct Ring {
                     full);
       }
   }
-  // By the slot's first thread, whose barriers are its own until the CTA synchronises: the first rows set out at once.
+  // By the slot's first warp, whose barriers are its own until the CTA synchronises: the first rows set out at once.
   __device__ __forceinline__ void start(const Slab (&slabs)[Slabs], i64 row, i64 rows) const {
+    if (!elect()) return;
+#pragma unroll 1
     for (int s = 0; s < count; ++s) mbarrier_init(&shared.full[slot][s], 1);
     fence_mbarrier_init();
     if (row < rows) issue(slabs, row, rows, 0);
-    if (slot == 0) {
-#pragma unroll
-      for (int i = 0; i < Slabs; ++i) shared.slabs[i] = slabs[i];
-    }
   }
-  // By the slot's first thread, after that: the other stages, from `row` on.
-  __device__ __forceinline__ void fill(i64 row, i64 stride, i64 rows) const {
-    for (int s = 1; s < count && row < rows; ++s, row += stride) issue(shared.slabs, row, rows, s);
+  // By the slot's first warp, after that: the other stages, from `row` on.
+  __device__ __forceinline__ void fill(const Slab (&slabs)[Slabs], i64 row, i64 stride, i64 rows) const {
+    if (!elect()) return;
+#pragma unroll 1
+    for (int s = 1; s < count && row < rows; ++s, row += stride) issue(slabs, row, rows, s);
   }
   __device__ __forceinline__ void wait() const {
     ::wait(&shared.full[slot][stage], phase);
   }
-  // By the slot's first thread, when all its threads are past the rows before those from `row` on: their stage takes
-  // the farthest ones ahead.
-  __device__ __forceinline__ void refill(i64 row, i64 stride, i64 rows) const {
-    const i64 next = row + stride * (count - 1);
-    if (next < rows) issue(shared.slabs, next, rows, (stage ? stage : count) - 1);
+  // By the slot's first warp, when all its threads are past the rows before these: their stage takes those from `row`
+  // on, the farthest ones ahead.
+  __device__ __forceinline__ void refill(const Slab (&slabs)[Slabs], i64 row, i64 rows) const {
+    if (row < rows && elect()) issue(slabs, row, rows, (stage ? stage : count) - 1);
   }
   __device__ __forceinline__ const char* current(int offset) const { return place(stage) + offset; }
   __device__ __forceinline__ void advance() {

@@ -6,7 +6,7 @@
 // Who shares a row, and how they add up: `Lanes` of a warp, a `Group` of warps, a `Block`, a `Cluster` of CTAs. `sum`
 // leaves the total of K values, as `Add` adds them, in every thread of the row, added in an order that depends on the
 // geometry alone. It is `send`, behind which the CTA's threads of the row are all there, and `receive`. `open` comes
-// before the first sum, `close` after the last.
+// before the first sum, `close` or a barrier of the grid after the last.
 
 // Each value by itself.
 struct Each {
@@ -22,13 +22,20 @@ struct Each {
   // v = the total of `quads` fours; part(k, q): four of value k.
   template <int K, class Part>
   static __device__ __forceinline__ void add_up(float (&v)[K], int quads, Part part) {
+    constexpr int kAtOnce = 4;
+    for (float& value : v) value = 0.f;
+#pragma unroll 1
+    for (int first = 0; first < quads; first += kAtOnce) {
+      float4 p[kAtOnce][K] = {};
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      v[k] = 0.f;
-      for (int q = 0; q < quads; ++q) {
-        const float4 p = part(k, q);
-        v[k] += (p.x + p.y) + (p.z + p.w);
-      }
+      for (int q = 0; q < kAtOnce; ++q)
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+          if (first + q < quads) p[q][k] = part(k, first + q);
+#pragma unroll
+      for (int q = 0; q < kAtOnce; ++q)
+#pragma unroll
+        for (int k = 0; k < K; ++k) v[k] += (p[q][k].x + p[q][k].y) + (p[q][k].z + p[q][k].w);
     }
   }
   static __device__ __forceinline__ float total(const float (&v)[1]) { return v[0]; }

@@ -54,6 +54,17 @@ __device__ __forceinline__ Vec<f32, N> load_past_l1(const float* p) {
   return v;
 }
 
+// Data for other SMs, in one transaction: compilers take other vectors apart where registers are short.
+template <int N>
+__device__ __forceinline__ void store_past_l1(float* p, const Floats<N>& f) {
+  if constexpr (N == 4) {
+    __stcg(reinterpret_cast<float4*>(p), make_float4(f[0], f[1], f[2], f[3]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) __stcg(p + i, f[i]);
+  }
+}
+
 template <class T, int N>
 __device__ __forceinline__ Vec<T, N> negative_zeros() {
   Vec<T, N> v;
