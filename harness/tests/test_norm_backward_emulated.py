@@ -14,12 +14,14 @@ STATIC = [  # which a CTA of the emulation must not share with the other
     (COLUMNS, "  __shared__ Vec<f32, W> sums[32][kLanes];\n",
      "  using Sums = Vec<f32, W>[32][kLanes];\n  Sums& sums = in_cta<Sums, 7 << 15>();\n"),
 ]
-# The threads of a CTA and of a row, columns, rows, vectors of 16 bytes in a thread, stages.
+# The threads of a CTA and of a row, columns, rows, vectors of 16 bytes in a thread, stages; sizes of x and dz if not 1.
 KINDS = {
     "cluster": ("Cluster", "LayerNorm", "float", 96, 96, 1448, 11, 2, 3),
     "cluster, two stages": ("Cluster", "RmsNormAdd", "__nv_bfloat16", 64, 64, 1000, 7, 1, 2),
     "cluster, 24 a thread": ("Cluster", "LayerNorm", "__nv_bfloat16", 64, 64, 3000, 9, 3, 4),
     "groups": ("Group", "LayerNorm", "float", 192, 64, 480, 23, 2, 3),
+    "huge x": ("Group", "LayerNorm", "float", 64, 64, 480, 5, 2, 3, 1e17, 1e-8),
+    "tiny x": ("Group", "LayerNorm", "float", 64, 64, 480, 5, 2, 3, 1e-17, 1e8),
     "warps": ("Lanes<32>", "RmsNormAdd", "float", 96, 32, 240, 20, 2, 2),
     "many warps": ("Group", "LayerNorm", "__nv_bfloat16", 352, 352, 2728, 5, 1, 3),
     "half warps": ("Lanes<16>", "RmsNorm", "__nv_bfloat16", 64, 16, 136, 37, 2, 3),
@@ -32,7 +34,9 @@ MISTAKES = {
     "refills with the wrong row": ("cluster, two stages", ROWS, "ahead += slots.count;", "ahead += 2 * slots.count;"),
     "adds up too few warps": ("many warps", SCOPE, "first + q < quads", "first + q < 2"),
     "leaves slots out": ("groups", COLUMNS, "i += blockDim.x / kWarp", "i += 2 * (blockDim.x / kWarp)"),
-    "scales too little": ("cluster", KERNEL, "const float slope = r * r *", "const float slope = r *"),
+    "loses what is small": ("huge x", KERNEL, "dx[i] = r * fmaf(-normal, projection, fmaf(dz[i], g[i], -mean));",
+                            "dx[i] = fmaf(-r * r * projection, x[i] - mu, r * fmaf(dz[i], g[i], -mean));"),
+    "scales too little": ("cluster", KERNEL, "dx[i] = r * fmaf", "dx[i] = fmaf"),
     "has one place for sums": ("cluster", SCOPE, "const u32 place = count & 1, size", "const u32 place = 0, size"),
     "takes sums that have not come": ("cluster", SCOPE, "    while (!mbarrier_try_wait_cluster(&shared.arrived[place], "
                                       "phase)) {}\n", ""),
@@ -49,9 +53,10 @@ pytestmark = needs_compiler
 
 def run(kind, folder, seeds, mistakes=()):
     """Whether all seeds are right, and what was shown."""
-    scope, norm, element, threads, own, cols, rows, vectors, stages = KINDS[kind]
+    scope, norm, element, threads, own, cols, rows, vectors, stages, *sizes = KINDS[kind]
+    of_x, of_dz = sizes or (1, 1)
     defined = {"SCOPE": scope, "NORM": norm, "ELEMENT": element, "THREADS": 2 * threads, "ROW_THREADS": own,
-               "COLS": cols, "ROWS": rows, "VECTORS": vectors, "STAGES": stages}
+               "COLS": cols, "ROWS": rows, "VECTORS": vectors, "STAGES": stages, "X_SCALE": of_x, "DZ_SCALE": of_dz}
     kernels = with_mistakes([*STATIC, *mistakes], folder)
     for seed in seeds:
         code, shown = emulate("norm_backward.cpp", defined, folder, kernels, EMULATOR / "hopper", [str(seed)])

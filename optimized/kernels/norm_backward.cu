@@ -52,8 +52,8 @@ __global__ __launch_bounds__(Threads, 1) void norm_backward(const __grid_constan
     scope.send(sums);
     rows.refill(slots);  // before the sums of other CTAs are there
     scope.receive(sums);
-    const float mean = Norm::kCentered ? r * (sums[kSums - 1] * a.inverse_cols) : 0.f;
-    const float slope = r * r * (r * sums[0] * a.inverse_cols);
+    const float projection = r * sums[0] * a.inverse_cols;
+    const float mean = Norm::kCentered ? sums[kSums - 1] * a.inverse_cols : 0.f;
 
 #pragma unroll
     for (int v = 0; v < V; ++v)
@@ -62,9 +62,9 @@ __global__ __launch_bounds__(Threads, 1) void norm_backward(const __grid_constan
         Floats<N> dx;
 #pragma unroll
         for (int i = 0; i < N; ++i) {
-          const float d = x[i] - mu, scaled = r * dz[i];
-          dx[i] = fmaf(-slope, d, fmaf(scaled, g[i], -mean));
-          sums_down[0][v][i] = fmaf(scaled, d, sums_down[0][v][i]);
+          const float normal = (x[i] - mu) * r;
+          dx[i] = r * fmaf(-normal, projection, fmaf(dz[i], g[i], -mean));
+          sums_down[0][v][i] = fmaf(dz[i], normal, sums_down[0][v][i]);
           if (Norm::kCentered) sums_down[kSums - 1][v][i] += dz[i];
         }
         if constexpr (Norm::kAdds) {

@@ -32,6 +32,8 @@ std::vector<X> made(int count, double scale, double offset) {
 }
 X* aligned(std::vector<X>& values) { return reinterpret_cast<X*>((uintptr_t(values.data()) + 15) / 16 * 16); }
 
+constexpr double kX = X_SCALE, kDz = DZ_SCALE, kDx = kDz / kX;  // sizes of x, dz and dx
+
 int wrong = 0;
 void check(double got, double wanted, double unit, const char* what, int row, int col) {
   const double off = (sizeof(X) == 4 ? 1e-5 : 1. / 128) * (std::fabs(wanted) + unit);
@@ -42,9 +44,9 @@ void check(double got, double wanted, double unit, const char* what, int row, in
 int main(int, char** arguments) {
   random_source.seed(atoi(arguments[1]));
   const int all = kRowsAll * kCols;
-  auto x_ = made(all, 1, 0.5), dz_ = made(all, 1, 0), add_ = made(all, 1, 0), gamma_ = made(kCols, 0.3, 1);
+  auto x_ = made(all, kX, kX / 2), dz_ = made(all, kDz, 0), add_ = made(all, kDx, 0), gamma_ = made(kCols, 0.3, 1);
   X *const x = aligned(x_), *const dz = aligned(dz_), *const add = aligned(add_), *const gamma = aligned(gamma_);
-  std::vector<float> mu(kRowsAll, 0.25f), r(kRowsAll, 0.75f), partial(kCtas * kPlanes * kCols, NAN);
+  std::vector<float> mu(kRowsAll, 0.25 * kX), r(kRowsAll, 0.75 / kX), partial(kCtas * kPlanes * kCols, NAN);
   std::vector<X> dx(all, X(NAN)), dgamma(kCols, X(NAN)), dbeta(kCols, X(NAN));
   constexpr DType kAdd = sizeof(X) == 4 ? DType::kF32 : DType::kBf16;
   const Backward a{x, dz, add, gamma, mu.data(), r.data(), dx.data(), dgamma.data(), dbeta.data(), partial.data(),
@@ -71,12 +73,12 @@ int main(int, char** arguments) {
     for (int j = 0; j < kCols; ++j) {
       const int at = i * kCols + j;
       const double w = double(dz[at]) * gamma[j], normal = (double(x[at]) - m) * r[i];
-      check(dx[at], r[i] * (w - mean - normal * projection) + (Norm::kAdds ? double(add[at]) : 0), 1, "dx", i, j);
+      check(dx[at], r[i] * (w - mean - normal * projection) + (Norm::kAdds ? double(add[at]) : 0), kDx, "dx", i, j);
     }
   }
   for (int j = 0; j < kCols; ++j) {
-    check(dgamma[j], sums[j], 4, "dgamma", -1, j);
-    if (Norm::kCentered) check(dbeta[j], sums[kCols + j], 4, "dbeta", -1, j);
+    check(dgamma[j], sums[j], 4 * kDz, "dgamma", -1, j);
+    if (Norm::kCentered) check(dbeta[j], sums[kCols + j], 4 * kDz, "dbeta", -1, j);
   }
   printf("%d wrong\n", wrong);
   return wrong != 0;
