@@ -200,7 +200,7 @@ def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     least = 2 if rows.threads <= 32 else 3
     stages = min(most, MAX_STAGES, max(least, 1 + -(-IN_FLIGHT_BYTES // (rows.slots * stage)))) if m.ring else 0
     warps = rows.slots * rows.threads // 32 * rows.cluster
-    helpful = -(-planes * problem.cols // (warps * STRIP * min(4, problem.vector)))  # each warp has columns to add up
+    helpful = -(-planes * problem.cols // (warps * STRIP * min(4, problem.vector)))  # about as many strips as warps
     busy = max(1, -(-problem.rows // rows.slots))  # that have rows, and so partial sums
     groups = min(at_once(chip, rows.cluster, sm_margin), max(helpful, busy))
     source, vectors = "Ringed" if m.ring else "Direct", rows.elements // problem.vector

@@ -79,7 +79,7 @@ __global__ __launch_bounds__(Threads, 1) void norm_backward(const __grid_constan
     rows.advance();
   }
 
-  // The stages are free now: they take the sums of each slot.
+  // The stages, free behind a barrier, take the sums of each slot where there are several.
   float* const area = reinterpret_cast<float*>(dynamic_shared() + a.stages_offset);
   const int in_cta = blockDim.x / scope.size(), cta = slots.first / in_cta;
   const int ctas = int(min(i64(slots.count / in_cta), (a.rows + in_cta - 1) / in_cta));  // that have rows

@@ -99,7 +99,7 @@ __device__ __forceinline__ void sum_slots(const Floats<N> (&mine)[K][V], const S
 }
 
 // This CTA's strips of kLanes vectors of W columns, every gridDim.x-th of all, and how its warps share them: a power of
-// two beside each other, and others below each other where there are more than strips.
+// two beside each other, and as many below each other as the other warps make up for; what is left of them idles.
 template <int W>
 struct Strips {
   static constexpr int kLanes = 8, kRows = kWarp / kLanes;
