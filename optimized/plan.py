@@ -133,7 +133,7 @@ def forward_map(problem: Problem, chip: Chip) -> ForwardMap | None:
     if rows is None:
         return None
     # Not LayerNorm: what it does for each row besides costs more than the sectors.
-    torn = problem.norm == "RmsNorm" and problem.vector == 8 and 2 * problem.cols % SECTOR_BYTES > 0
+    torn = problem.norm == "RmsNorm" and problem.vector == 8 and problem.cols * SIZES[problem.x] % SECTOR_BYTES > 0
     rows = few_lanes(problem.cols, problem.vector, rows, FORWARD_THREADS, slots_of, torn) or rows
     scope = "Block" if rows.scope == "Group" else rows.scope
     slots = max(1, 128 // rows.threads) if rows.threads <= 32 else 1
@@ -200,7 +200,7 @@ def norm_backward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
     least = 2 if rows.threads <= 32 else 3
     stages = min(most, MAX_STAGES, max(least, 1 + -(-IN_FLIGHT_BYTES // (rows.slots * stage)))) if m.ring else 0
     warps = rows.slots * rows.threads // 32 * rows.cluster
-    helpful = -(-planes * problem.cols // (warps * STRIP * min(4, problem.vector)))  # about as many strips as warps
+    helpful = -(-planes * problem.cols // (warps * STRIP * min(4, problem.vector)))  # each warp has columns to add up
     busy = max(1, -(-problem.rows // rows.slots))  # that have rows, and so partial sums
     groups = min(at_once(chip, rows.cluster, sm_margin), max(helpful, busy))
     source, vectors = "Ringed" if m.ring else "Direct", rows.elements // problem.vector

@@ -23,6 +23,7 @@ KINDS = {
     "huge x": ("Group", "LayerNorm", "float", 64, 64, 480, 5, 2, 3, 1e17, 1e-8),
     "tiny x": ("Group", "LayerNorm", "float", 64, 64, 480, 5, 2, 3, 1e-17, 1e8),
     "warps": ("Lanes<32>", "RmsNormAdd", "float", 96, 32, 240, 20, 2, 2),
+    "few strips": ("Lanes<32>", "RmsNorm", "__nv_bfloat16", 192, 32, 200, 20, 1, 2),
     "many warps": ("Group", "LayerNorm", "__nv_bfloat16", 352, 352, 2728, 5, 1, 3),
     "half warps": ("Lanes<16>", "RmsNorm", "__nv_bfloat16", 64, 16, 136, 37, 2, 3),
 }
@@ -36,6 +37,7 @@ MISTAKES = {
     "leaves slots out": ("groups", COLUMNS, "i += blockDim.x / kWarp", "i += 2 * (blockDim.x / kWarp)"),
     "loses what is small": ("huge x", KERNEL, "dx[i] = r * fmaf(-normal, projection, fmaf(dz[i], g[i], -mean));",
                             "dx[i] = fmaf(-r * r * projection, x[i] - mu, r * fmaf(dz[i], g[i], -mean));"),
+    "leaves strips out": ("groups", COLUMNS, "base += beside", "base += beside + 1"),
     "scales too little": ("cluster", KERNEL, "dx[i] = r * fmaf", "dx[i] = fmaf"),
     "has one place for sums": ("cluster", SCOPE, "const u32 place = count & 1, size", "const u32 place = 0, size"),
     "takes sums that have not come": ("cluster", SCOPE, "    while (!mbarrier_try_wait_cluster(&shared.arrived[place], "

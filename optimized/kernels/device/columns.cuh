@@ -98,18 +98,20 @@ __device__ __forceinline__ void sum_slots(const Floats<N> (&mine)[K][V], const S
   });
 }
 
-// This CTA's strips of kLanes vectors of W columns, every gridDim.x-th of all, and how its warps share them: a power of
-// two beside each other, and as many below each other as the other warps make up for; what is left of them idles.
+// This CTA's strips of kLanes vectors of W columns, every gridDim.x-th of all, and how its warps share them: as many as
+// there are strips `beside` each other, and in `deep` parts of their rows where there are warps for that.
 template <int W>
 struct Strips {
   static constexpr int kLanes = 8, kRows = kWarp / kLanes;
   const int cols;
-  int count = 0, log_beside = 0;
+  int count = 0, beside, deep, mine, part;  // the last two: this warp's
 
   __device__ __forceinline__ explicit Strips(int cols) : cols(cols) {
 #pragma unroll 1
     for (int first = blockIdx.x * kLanes * W; first < cols; first += gridDim.x * kLanes * W) ++count;
-    while (1 << log_beside < count && 2 << log_beside <= int(blockDim.x / kWarp)) ++log_beside;
+    const int warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+    beside = max(1, min(count, warps)), deep = warps / beside;
+    part = warp / beside, mine = warp - part * beside;
   }
 };
 
@@ -120,12 +122,11 @@ __device__ __forceinline__ void sum_partials(const float* partial, int count, co
   constexpr int kLanes = Strips<W>::kLanes, kRows = Strips<W>::kRows;
   __shared__ Vec<f32, W> sums[32][kLanes];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int beside = 1 << strips.log_beside, deep = int(blockDim.x / kWarp) >> strips.log_beside;
-  const int part = warp >> strips.log_beside, cols = strips.cols;
+  const int cols = strips.cols, beside = strips.beside, deep = strips.deep, part = strips.part;
 #pragma unroll 1
   for (int base = 0; base < strips.count; base += beside) {
-    const int strip = base + warp % beside, c = ((blockIdx.x + strip * gridDim.x) * kLanes + lane % kLanes) * W;
-    const bool valid = strip < strips.count && c < cols && part < deep;
+    const int c = ((blockIdx.x + (base + strips.mine) * gridDim.x) * kLanes + lane % kLanes) * W;
+    const bool valid = c < cols && part < deep;
     Floats<W> sum = {};
     if (valid) {
       const int first = part * kRows + lane / kLanes, stride = deep * kRows;
