@@ -12,7 +12,7 @@ from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer,
 # Threads of an SM for current scaling along rows, by bytes of an element of x: as many as registers allow without
 # spills. Checked by compiling.
 CURRENT_THREADS = {2: 1024, 4: 512}
-KEPT_SHARE = 0.8  # of an SM's shared memory, for rows between two passes; the rest stays L1 and what kernels declare
+KEPT_SHARE = 0.56  # of an SM's shared memory, for rows between two passes: all that is on its way needs room in the L1
 MOST_BYTES_HELD = 128  # of x in one thread's registers
 SLAB_ROWS = 32  # kSlabRows
 SLAB_WARPS = 8
@@ -77,22 +77,27 @@ def from_registers(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan | N
 
 
 def by_rows(problem: Problem, code: str, chip: Chip, sm_margin: int = 0) -> Plan | None:
-    """The plan of a norm with current scaling, rowwise: one cooperative launch in which each CTA goes over its own rows
-    twice, the second time as far as possible in shared memory. None where the registers of a CTA do not hold a row, or
-    such CTAs leave threads of an SM idle."""
+    """The plan of a norm with current scaling, rowwise: one cooperative launch of a CTA an SM, which goes over its rows
+    twice, the second time as far as possible in shared memory. None where its registers do not hold a row, or rows
+    would leave threads idle."""
     m = plans.forward_map(problem, replace(chip, clusters=()))
     if m is None:
         return None
     tight = (problem.norm, problem.gain) == ("LayerNorm", "ZeroCentered<f32>")  # more than 768 would spill
-    threads = min(CURRENT_THREADS[SIZES[problem.x]], 768 if tight else 1024, plans.FORWARD_THREADS[m.rows.elements])
-    if threads % m.limit:
+    limit = min(CURRENT_THREADS[SIZES[problem.x]], 768 if tight else 1024, plans.FORWARD_THREADS[m.rows.elements])
+    if limit % m.limit:
         return None
-    ctas = threads // m.limit
-    grid = max(1, min(ctas * max(1, chip.sms - sm_margin), -(-problem.rows // m.slots)))
-    row = m.block * m.rows.elements * SIZES[problem.x]  # a row of each slot
-    kept = min(int(KEPT_SHARE * chip.shared_bytes) // ctas // row, -(-problem.rows // (grid * m.slots)))
-    return Plan("norm_current.cu", f"norm_current<{m.types}, {ctas}, {code}>", f"{m.scope} current", grid, m.block,
-                row_threads=m.rows.threads, stages=kept, stage_bytes=row, shared_bytes=kept * row,
+    threads = m.rows.threads
+    in_warp = max(1, 32 // threads)
+    warps_of_rows = max(1, -(-problem.rows // in_warp))
+    grid = min(max(1, chip.sms - sm_margin), warps_of_rows)
+    most = limit // threads if threads <= 32 else min(limit // threads, plans.MAX_GROUP_SLOTS)
+    slots = min(most, -(-warps_of_rows // grid) * in_warp)
+    row = slots * threads * m.rows.elements * SIZES[problem.x]  # a row of each slot
+    kept = min(int(KEPT_SHARE * chip.shared_bytes) // row, -(-problem.rows // (grid * slots)))
+    types = f"{replace(m, scope=m.rows.scope).types}, {limit}, {code}"
+    return Plan("norm_current.cu", f"norm_current<{types}>", f"{m.rows.scope} current", grid, slots * threads,
+                row_threads=threads, stages=kept, stage_bytes=row, shared_bytes=kept * row,
                 workspace_bytes=4 * grid, cooperative=True, programmatic=chip.is_hopper_or_later)
 
 

@@ -111,15 +111,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class ForwardMap:
-    """How rows lie over CTAs in forward: `types` are the kernels' first template arguments, the last of which, `limit`,
-    is the most threads of a CTA; `slots` rows in a CTA of `block` threads."""
+    """How rows lie over CTAs in forward: `slots` rows in a CTA of `block` threads, which are at most `limit`."""
 
-    types: str
+    elements: str
     scope: str
+    fill: str
     rows: RowMap
     slots: int
     block: int
     limit: int
+
+    @property
+    def types(self) -> str:
+        """The kernels' first template arguments: `elements` of a thread, scope, fill and limit."""
+        return f"{self.elements}, {self.scope}, {self.fill}, {self.limit}"
 
 
 def forward_map(problem: Problem, chip: Chip) -> ForwardMap | None:
@@ -138,9 +143,9 @@ def forward_map(problem: Problem, chip: Chip) -> ForwardMap | None:
     scope = "Block" if rows.scope == "Group" else rows.scope
     slots = max(1, 128 // rows.threads) if rows.threads <= 32 else 1
     limit = next(size for size in (128, 256, 512, 1024) if size >= slots * rows.threads)
-    types = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}, {rows.elements // problem.vector}"
-    types += f", {scope}, {rows.fill(problem.cols, problem.vector)}, {limit}"
-    return ForwardMap(types, scope, rows, slots, slots * rows.threads, limit)
+    elements = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}, {rows.elements // problem.vector}"
+    fill = rows.fill(problem.cols, problem.vector)
+    return ForwardMap(elements, scope, fill, rows, slots, slots * rows.threads, limit)
 
 
 def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:

@@ -20,9 +20,10 @@ KINDS = {
     "ragged block": (held(4, "Block", "Ragged", 256), 160, 4104, 160),
     "odd columns": (held(16, "Block", "Ragged", 128, elements=1), 96, 1499, 96),
     "ragged groups": (held(8, "Group", "Ragged", 256, ", false"), 256, 4104, 128),
+    "spread lanes": (held(4, "Lanes<8>", "Ragged", 128, ", true, SpreadSlots<Lanes<8>>"), 64, 248, 8),
     "shared memory": (("SharedRows<LayerNorm, X, Plain<X>, 8, 256>", "Block"), 256, 12296, 256),
 }
-MOMENTS, ROWS, SCOPE = "device/norm_moments.cuh", "device/norm_rows.cuh", "device/scope.cuh"
+MOMENTS, NORM, ROWS, SCOPE = "device/norm_moments.cuh", "device/norm.cuh", "device/norm_rows.cuh", "device/scope.cuh"
 MISTAKES = {
     "does not wait for other warps": ("block", SCOPE, "    bar_sync(1 + slot(), threads);\n    parity", "    parity"),
     "takes each warp for a whole one": ("ragged block", MOMENTS, "max(0, min(Run, cols - warp * Run))", "Run"),
@@ -40,7 +41,9 @@ MISTAKES = {
     "squares what is not there": ("ragged block", ROWS, "if constexpr (kFilled) d.fill(vectors, with);", ""),
     "squares what lanes do not have": ("ragged lanes", ROWS, "if constexpr (kFilled) d.fill(vectors, with);", ""),
     "adds up what is not there": ("ragged block", ROWS, "x[v] = {};", "x[v] = load<X, N>(a.x, 0);"),
-    "forgets other warps' means": ("24 a thread", MOMENTS, "fmaf(size.elements, off, 2.f * center.rest)", "0.f"),
+    "leaves rows to other CTAs": ("spread lanes", NORM, "gridDim.x + blockIdx.x) * kRows", "gridDim.x) * kRows"),
+    "takes a warp's rows for one": ("spread lanes", ROWS, "row = top + slots.beside;", "row = top;"),
+    "forgets other warps' means": ("24 a thread", MOMENTS, "fmaf(size.elements, off, center.left(2.f))", "0.f"),
 }
 
 pytestmark = needs_compiler

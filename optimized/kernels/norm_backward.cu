@@ -28,9 +28,10 @@ __global__ __launch_bounds__(Threads, 1) void norm_backward(const __grid_constan
 
   Floats<N> sums_down[kSums][V] = {};  // of this slot's rows: dgamma, dbeta
   const auto statistic = [&](const float* p, i64 row) { return row < a.rows ? p[row] : 0.f; };
-  float next_r = statistic(a.rsigma, slots.first), next_mu = Norm::kCentered ? statistic(a.mu, slots.first) : 0.f;
-  const int neighbour = Scope::kRowsPerWarp == 1 ? 0 : scope.slot() % Scope::kRowsPerWarp;
-  for (i64 row = slots.first; row - neighbour < a.rows; row += slots.count) {
+  const int first = slots.top + slots.beside;
+  float next_r = statistic(a.rsigma, first), next_mu = Norm::kCentered ? statistic(a.mu, first) : 0.f;
+  for (i64 top = slots.top; top < a.rows; top += slots.count) {
+    const i64 row = top + slots.beside;
     const int vectors = Scope::kRowsPerWarp == 1 || row < a.rows ? share.count : 0;
     const float r = next_r, mu = next_mu;
     next_r = statistic(a.rsigma, row + slots.count);
@@ -81,7 +82,7 @@ __global__ __launch_bounds__(Threads, 1) void norm_backward(const __grid_constan
 
   // The stages, free behind a barrier, take the sums of each slot where there are several.
   float* const area = reinterpret_cast<float*>(dynamic_shared() + a.stages_offset);
-  const int in_cta = blockDim.x / scope.size(), cta = slots.first / in_cta;
+  const int in_cta = blockDim.x / scope.size(), cta = first / in_cta;
   const int ctas = int(min(i64(slots.count / in_cta), (a.rows + in_cta - 1) / in_cta));  // that have rows
   if (cta < ctas)
     sum_slots<Scope::kRowsPerWarp>(sums_down, share, area, in_cta, scope.slot(), gains.cols,

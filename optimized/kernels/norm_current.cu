@@ -10,7 +10,7 @@ struct CurrentPointers {
 struct CurrentScalars {
   int pow_2_scales;
   float amax_epsilon;
-  int kept;  // rows that a thread keeps in dynamic shared memory
+  int kept;  // rows of a slot in dynamic shared memory
 };
 struct ForwardCurrent : CurrentPointers, Forward, CurrentScalars {};
 
@@ -28,16 +28,19 @@ struct CastBy {
 };
 
 // y = norm(x) as in norm_forward.cu, to FP8 with current scaling, rowwise, in one cooperative launch: the statistics of
-// every row and the amax of y; then, when all CTAs are that far, each CTA's rows once more, the last first, from shared
-// memory as far as they fit there.
+// every row and the amax of y; then, when all CTAs are that far, each CTA's rows once more, the last first, the first
+// ones from shared memory as far as they fit there.
 // Bytes an element, for x of 2 bytes, which are the floor of this function: 5; 3 where x stays on the chip.
-template <class Norm, class X, class Gamma, int N, int V, class Scope, class Fill, int Threads, int Ctas, class Code>
-__global__ __launch_bounds__(Threads, Ctas) void norm_current(const __grid_constant__ ForwardCurrent a) {
+// One CTA an SM: few wait for one another, and for the slowest of them.
+template <class Norm, class X, class Gamma, int N, int V, class Scope, class Fill, int RowThreads, int Threads,
+          class Code>
+__global__ __launch_bounds__(Threads, 1) void norm_current(const __grid_constant__ ForwardCurrent a) {
   __shared__ typename Scope::Shared shared;
   __shared__ BlockMax<1>::Shared before, after;
   Scope scope(shared, a.row_threads);
-  constexpr bool kWidened = Fill::kWhole && N * V <= 32 && Threads * Ctas <= 768;  // or registers do not hold that
-  const HeldRows<Norm, X, Gamma, N, V, Scope, Fill, Threads, kWidened> rows(scope, a.cols);
+  constexpr bool kWidened = Fill::kWhole && N * V <= 32 && Threads <= 768;  // or registers do not hold that
+  using Rows = HeldRows<Norm, X, Gamma, N, V, Scope, Fill, RowThreads, kWidened, SpreadSlots<Scope>>;
+  const Rows rows(scope, a.cols);
   wait_for_grids_in_front();
   let_grid_behind_come();
 
@@ -55,6 +58,6 @@ __global__ __launch_bounds__(Threads, Ctas) void norm_current(const __grid_const
   BlockMax<1>::apply(after, most);
 
   CastBy<Code, X> cast{current_scale<Code>(most[0], a)};
-  rows.walk_back(a, scope, cast, kept);
+  rows.walk_back(a, cast, kept);
   if (blockIdx.x == 0 && threadIdx.x == 0) *a.scale_inv = __fdiv_rn(1.f, cast.scale);
 }

@@ -7,16 +7,18 @@ using std::isnan;
 
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
-inline float told[kContexts];
-inline float from_lane(float value, int lane) {
+inline double told[kContexts];
+template <class T>
+T from_lane(T value, int lane) {
   told[current] = value;
   sync_warp();
-  const float other = told[current / 32 * 32 + lane];
+  const double other = told[current / 32 * 32 + lane];
   sync_warp();
-  return other;
+  return T(other);
 }
 inline float __shfl_xor_sync(unsigned, float value, int mask) { return from_lane(value, current % 32 ^ mask); }
 inline float __shfl_sync(unsigned, float value, int lane) { return from_lane(value, lane); }
+inline int __shfl_sync(unsigned, int value, int lane) { return from_lane(value, lane); }
 inline void __syncwarp() { sync_warp(); }
 
 inline float __fadd_rn(float a, float b) { return a + b; }

@@ -1,6 +1,7 @@
 #pragma once
 #include "device/grid.cuh"
 #include "device/planes.cuh"
+#include "device/warp.cuh"
 
 // Deterministic sums over rows, in two steps: each CTA adds up its row slots and writes one row of partial sums; after
 // a grid barrier every CTA adds up a few columns of them.
@@ -38,7 +39,7 @@ __device__ __forceinline__ Floats<W> sum_in_parts(int end, int step, Part part) 
 template <int Count, class Visit>
 __device__ __forceinline__ void share_out(int vectors, Visit visit) {
 #pragma unroll 1
-  for (int i = threadIdx.x / kWarp; i < ceil_div(vectors, kWarp) * Count; i += blockDim.x / kWarp) {
+  for (int i = agreed(threadIdx.x / kWarp); i < ceil_div(vectors, kWarp) * Count; i += blockDim.x / kWarp) {
     const int vector = i / Count * kWarp + threadIdx.x % kWarp;
     if (vector < vectors) visit(i % Count, vector);
   }
@@ -109,7 +110,7 @@ struct Strips {
   __device__ __forceinline__ explicit Strips(int cols) : cols(cols) {
 #pragma unroll 1
     for (int first = blockIdx.x * kLanes * W; first < cols; first += gridDim.x * kLanes * W) ++count;
-    const int warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
+    const int warp = agreed(threadIdx.x / kWarp), warps = blockDim.x / kWarp;
     beside = max(1, min(count, warps)), deep = warps / beside;
     part = warp / beside, mine = warp - part * beside;
   }

@@ -67,8 +67,6 @@ struct Ringed {
         first(scope.slot() % kRows * cols + share.first * N),
         ring(shared.ring, dynamic_shared() + a.stages_offset, agreed(scope.slot() / kRows), a.stages,
              kRows * a.stage_bytes) {}
-  // The compiler learns that a warp agrees on it.
-  static __device__ __forceinline__ int agreed(int value) { return __shfl_sync(~0u, value, 0); }
   __device__ __forceinline__ void name(Slabs& slabs) const {
     const auto slab = [&](const void* p, i64 pitch, int size, int offset) {
       return Slab{static_cast<const char*>(p) + i64(left) * size, pitch * size, cols * size, offset};
@@ -87,7 +85,7 @@ struct Ringed {
       mbarrier_arrive_expect_tx(&shared.gamma_full, cols * sizeof(P));
       if (cols) bulk_load(gamma, static_cast<const P*>(a.gamma) + left, cols * sizeof(P), &shared.gamma_full);
     }
-    ahead = agreed(slots.first);
+    ahead = slots.top;
     Slabs slabs;
     name(slabs);
     if (leads) ring.start(slabs, ahead, a.rows);

@@ -70,16 +70,33 @@ struct Share {
         count(Fill::kWhole ? V : min(V, max(0, ceil_div(vectors - first, kStep)))) {}
 };
 
-// Row slots of the grid: slot s works on rows s, s + count, s + 2 * count, …
+// Row slots of the grid: slot s works on rows s, s + count, s + 2 * count, … Those of a CTA are neighbours.
 template <class Scope>
 struct Slots {
-  int first, count;
+  static constexpr int kRows = Scope::kRowsPerWarp;
+  // The first row of this thread's warp, which its lanes agree on, and how far behind it this thread's is.
+  int top, beside;
+  int count;
 
-  __device__ __forceinline__ explicit Slots(const Scope& scope) {
-    const int slots = blockDim.x / scope.size(), ctas = Scope::kCluster ? cluster_size() : 1;
-    first = blockIdx.x / ctas * slots + scope.slot();
-    count = gridDim.x / ctas * slots;
-  }
+  __device__ __forceinline__ explicit Slots(const Scope& scope)
+      : Slots(scope, blockIdx.x / ctas() * in_cta(scope) + scope.slot(), gridDim.x / ctas() * in_cta(scope)) {}
+
+ protected:
+  __device__ __forceinline__ Slots(const Scope& scope, int first, int count)
+      : top(kRows == 1 ? first : agreed(first)), beside(kRows == 1 ? 0 : scope.slot() % kRows), count(count) {}
+  static __device__ __forceinline__ int ctas() { return Scope::kCluster ? cluster_size() : 1; }
+  static __device__ __forceinline__ int in_cta(const Scope& scope) { return blockDim.x / scope.size(); }
+};
+
+// Only those of a warp are: then as many CTAs as can be share what is left of the rows.
+template <class Scope>
+struct SpreadSlots : Slots<Scope> {
+  using Base = Slots<Scope>;
+  using Base::kRows;
+
+  __device__ __forceinline__ explicit SpreadSlots(const Scope& scope)
+      : Base(scope, (scope.slot() / kRows * gridDim.x + blockIdx.x) * kRows + scope.slot() % kRows,
+             gridDim.x * Base::in_cta(scope)) {}
 };
 
 // Statistics of a row and y of x of type X, rounded as often as the reference's: of y only where it stays float32, so

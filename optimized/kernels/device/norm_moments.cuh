@@ -40,6 +40,8 @@ struct Center {
       rest = fmaf(-mean, n, sum) * (1.f / kShrink<X>);
     }
   }
+  // The rest, multiplied: known to be nothing where it is.
+  __device__ __forceinline__ float left(float times) const { return Even ? 0.f : times * rest; }
 };
 
 // What each of up to `Warps` warps has of a row: runs of `Run` elements, the last shorter unless it is `Whole`;
@@ -76,10 +78,10 @@ __device__ __forceinline__ Moments merged(const float2* parts, Size size, float 
   if (size.elements > 0.f) part = parts[threadIdx.x % Sizes::kWarps];
   const Center<X, Sizes::kEven> center(part.x, size);
   const float anchor = __shfl_sync(~0u, center.mean, 0);
-  float more[1] = {fmaf(size.elements * inverse_cols, center.mean - anchor, center.rest * inverse_cols)};
+  float more[1] = {fmaf(size.elements * inverse_cols, center.mean - anchor, center.left(inverse_cols))};
   warp_sum<Sizes::kWarps, Each>(more);
   const float mean = anchor + more[0], off = center.mean - mean;
-  float squares[1] = {fmaf(off, fmaf(size.elements, off, 2.f * center.rest), part.y)};
+  float squares[1] = {fmaf(off, fmaf(size.elements, off, center.left(2.f)), part.y)};
   warp_sum<Sizes::kWarps, Each>(squares);
   return {mean, squares[0], parts};
 }

@@ -58,7 +58,7 @@ __device__ __forceinline__ Floats<N> normed(const Forward& a, i64 column, const 
   return Gains<Norm, Gamma, N>(a, column).template normed<X>(d, r);
 }
 
-// What a thread has of its last rows, kept between two walks over them: `places` rows in dynamic shared memory; none.
+// What a thread has of its first rows, kept between two walks over them: `places` rows in dynamic shared memory; none.
 struct KeptNowhere {
   static constexpr bool kKeeps = false;
 };
@@ -79,22 +79,21 @@ constexpr bool fills() { return sizeof(X) == 2 && N == 8 && !(Norm::kCentered &&
 // The rows of a grid's threads, up to `Threads` a row, each read once and held in registers: V vectors of N elements a
 // thread.
 template <class Norm, class X, class Gamma, int N, int V, class Scope, class Fill, int Threads,
-          bool Widened = N * V <= 32 && (Fill::kWhole || fills<Norm, X, N, Scope>())>
+          bool Widened = N * V <= 32 && (Fill::kWhole || fills<Norm, X, N, Scope>()), class Order = Slots<Scope>>
 struct HeldRows {
   static constexpr bool kByParts = Norm::kCentered && sizeof(X) == 2 && !Scope::kCluster;
   static constexpr bool kFilled = Widened && !Fill::kWhole && fills<Norm, X, N, Scope>();
   static constexpr int kWarps = Scope::warps(Threads);
   const Span<Scope, N> span;
   const Share<Scope, Fill, V> share;
-  const Slots<Scope> slots;
+  const Order slots;
 
   __device__ __forceinline__ HeldRows(const Scope& scope, int cols)
       : span(cols), share(scope, span.vectors), slots(scope) {}
 
   // How many rows this thread's warp goes through.
-  __device__ __forceinline__ int number(const Forward& a, const Scope& scope) const {
-    const i64 top = slots.first - (Scope::kRowsPerWarp == 1 ? 0 : scope.slot() % Scope::kRowsPerWarp);
-    return top < a.rows ? int((a.rows - 1 - top) / slots.count) + 1 : 0;
+  __device__ __forceinline__ int number(const Forward& a) const {
+    return slots.top < a.rows ? int((a.rows - 1 - slots.top) / slots.count) + 1 : 0;
   }
 
   // Takes the mean off what a thread has of a row of 16-bit elements.
@@ -128,11 +127,10 @@ struct HeldRows {
   template <class Output, class Kept = KeptNowhere>
   __device__ __forceinline__ void walk(const Forward& a, Scope& scope, Output& output, const Kept& kept = {}) const {
     const auto column = [&](int v) { return span.first + (share.first + v * share.kStep) * N; };
-    const int neighbour = Scope::kRowsPerWarp == 1 ? 0 : scope.slot() % Scope::kRowsPerWarp;
     if constexpr (kByParts) __builtin_assume(share.first >= 0);  // so that columns are divided by shifts alone
-    int place = 0;  // of the next row that is kept, below 0 before the first
-    if constexpr (Kept::kKeeps) place = min(0, kept.places - number(a, scope));
-    for (i64 row = slots.first; row - neighbour < a.rows; row += slots.count) {
+    i64 top;
+    for (int place = 0; (top = slots.top + i64(place) * slots.count) < a.rows; ++place) {
+      const i64 row = top + slots.beside;
       const bool valid = Scope::kRowsPerWarp == 1 || row < a.rows;
       const int vectors = valid ? share.count : 0;
       Vec<X, N> x[V];
@@ -142,12 +140,11 @@ struct HeldRows {
 #pragma unroll
       for (int v = 0; v < V; ++v)
         if (v < vectors) x[v] = load<X, N>(a.x, row * a.x_pitch + column(v));
-      if constexpr (Kept::kKeeps) {
+      if constexpr (Kept::kKeeps)
+        if (place < kept.places)
 #pragma unroll
-        for (int v = 0; v < V; ++v)
-          if (v < vectors && place >= 0) Kept::at(place, v) = x[v];
-        ++place;
-      }
+          for (int v = 0; v < V; ++v)
+            if (v < vectors) Kept::at(place, v) = x[v];
       float mu = 0.f, square;
       if constexpr (Norm::kCentered && !kByParts) mu = valid ? float(load<X, 1>(a.x, row * a.x_pitch).lane[0]) : 0.f;
       scope.open();
@@ -170,6 +167,10 @@ struct HeldRows {
       if constexpr (kByParts)
         if (!(r > 0.f) && valid)
           scale = settle<X>(moments, scope.size() / kWarp, a.cols, load<X, 1>(a.x, row * a.x_pitch).lane[0], r, mu);
+      if (scope.lane() == 0 && span.reports() && valid) {
+        a.rsigma[row] = r;
+        if (Norm::kCentered) a.mu[row] = mu;
+      }
       if constexpr (Output::kTakesY)
 #pragma unroll
         for (int v = 0; v < V; ++v) {
@@ -179,30 +180,29 @@ struct HeldRows {
           if (!Output::kTogether || here) y = normed<Norm, X, Gamma>(a, column(v), d[v], scale);
           output.put(a, row, column(v), y, here);
         }
-      if (scope.lane() == 0 && span.reports() && valid) {
-        a.rsigma[row] = r;
-        if (Norm::kCentered) a.mu[row] = mu;
-      }
     }
     scope.close();
   }
 
   // The same rows again, the last first, their statistics being in memory: gives y to `output`.
   template <class Output, class Kept>
-  __device__ __forceinline__ void walk_back(const Forward& a, const Scope& scope, Output& output,
-                                            const Kept& kept) const {
+  __device__ __forceinline__ void walk_back(const Forward& a, Output& output, const Kept& kept) const {
     const auto column = [&](int v) { return span.first + (share.first + v * share.kStep) * N; };
-    const int rows = number(a, scope);
-    int place = min(rows, kept.places);
-    for (i64 row = slots.first + i64(rows - 1) * slots.count; row >= slots.first; row -= slots.count) {
-      --place;
+    for (int place = number(a) - 1; place >= 0; --place) {
+      const i64 row = slots.top + slots.beside + i64(place) * slots.count;
       const bool valid = Scope::kRowsPerWarp == 1 || row < a.rows;
       const int vectors = valid ? share.count : 0;
-      Vec<X, N> x[V];
-#pragma unroll
-      for (int v = 0; v < V; ++v)
-        if (v < vectors) x[v] = place >= 0 ? Kept::at(place, v) : load<X, N>(a.x, row * a.x_pitch + column(v));
       const float r = valid ? __ldcg(a.rsigma + row) : 0.f, mu = Norm::kCentered && valid ? __ldcg(a.mu + row) : 0.f;
+      Vec<X, N> x[V];
+      if (place < kept.places) {
+#pragma unroll
+        for (int v = 0; v < V; ++v)
+          if (v < vectors) x[v] = Kept::at(place, v);
+      } else {
+#pragma unroll
+        for (int v = 0; v < V; ++v)
+          if (v < vectors) x[v] = load<X, N>(a.x, row * a.x_pitch + column(v));
+      }
 #pragma unroll
       for (int v = 0; v < V; ++v)
         if (v < vectors)

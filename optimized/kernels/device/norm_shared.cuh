@@ -1,6 +1,7 @@
 #pragma once
 #include "device/norm_rows.cuh"
 #include "device/ptx/bulk.cuh"
+#include "device/ptx/elect.cuh"
 #include "device/wait.cuh"
 
 // A row of a CTA's, which the copy engine puts into shared memory: how many rows are on their way to an SM does not
@@ -17,7 +18,7 @@ struct SharedRows {
   u32 phase = 0;
 
   __device__ __forceinline__ SharedRows(X* row, u64* full) : row(row), full(full) {
-    if (threadIdx.x == 0) {
+    if (agreed(threadIdx.x / kWarp) == 0 && elect()) {
       mbarrier_init(full, 1);
       fence_mbarrier_init();
     }
@@ -25,7 +26,7 @@ struct SharedRows {
   }
   __device__ __forceinline__ void fetch(const Forward& a, i64 index) const {
     const u32 bytes = a.cols * sizeof(X);
-    if (threadIdx.x != 0 || index >= a.rows) return;
+    if (index >= a.rows || agreed(threadIdx.x / kWarp) > 0 || !elect()) return;
     mbarrier_arrive_expect_tx(full, bytes);
     bulk_load(row, static_cast<const X*>(a.x) + index * a.x_pitch, bytes, full);
   }

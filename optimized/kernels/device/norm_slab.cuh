@@ -2,6 +2,7 @@
 #include "device/norm_parts.cuh"
 #include "device/norm_slab_sums.cuh"
 #include "device/ptx/bulk.cuh"
+#include "device/ptx/elect.cuh"
 #include "device/quantize_fp8.cuh"
 #include "device/quantize_mxfp8.cuh"
 #include "device/wait.cuh"
@@ -50,12 +51,15 @@ struct SlabPart {
   // By each warp: rows of its own, of those from `top` on, are sent for; zeros where there are none.
   __device__ __forceinline__ void fetch(const NormQuantize& a, i64 top, u64* here) const {
     constexpr int N = 16 / sizeof(X);
-    const int own = slab_warp() * kOwn, lane = slab_lane();
+    const int own = agreed(slab_warp()) * kOwn, lane = slab_lane();
     const int rows = min(i64(kOwn), max(i64(0), a.rows - top - own)), bytes = width * int(sizeof(X));
-    if (lane == 0) mbarrier_arrive_expect_tx(here, rows * bytes);
+    if (elect()) {
+      mbarrier_arrive_expect_tx(here, rows * bytes);
+      const X* x = static_cast<const X*>(a.x) + (top + own) * a.pitch + first;
+#pragma unroll 1
+      for (int i = 0; i < rows && bytes; ++i, x += a.pitch) bulk_load(at(own + i, 0), x, bytes, here);
+    }
     __syncwarp();
-    if (lane < rows && bytes)
-      bulk_load(at(own + lane, 0), static_cast<const X*>(a.x) + (top + own + lane) * a.pitch + first, bytes, here);
 #pragma unroll 1
     for (int i = rows; i < kOwn; ++i)
 #pragma unroll 1

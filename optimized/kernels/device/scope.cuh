@@ -2,6 +2,7 @@
 #include "device/base.cuh"
 #include "device/ptx/barrier.cuh"
 #include "device/ptx/cluster.cuh"
+#include "device/warp.cuh"
 
 // Who shares a row, and how they add up: `Lanes` of a warp, a `Group` of warps, a `Block`, a `Cluster` of CTAs. `sum`
 // leaves the total of K values, as `Add` adds them, in every thread of the row, added in an order that depends on the
@@ -22,10 +23,12 @@ struct Each {
   // v = the total of `quads` fours; part(k, q): four of value k.
   template <int K, class Part>
   static __device__ __forceinline__ void add_up(float (&v)[K], int quads, Part part) {
-    constexpr int kAtOnce = 4;
-    for (float& value : v) value = 0.f;
+    constexpr int kAhead = K > 1 ? 1 : 0, kAtOnce = 4 - kAhead;  // of the loop: sums of two fill many registers there
+    const auto sum_of = [](const float4& p) { return (p.x + p.y) + (p.z + p.w); };
+#pragma unroll
+    for (int k = 0; k < K; ++k) v[k] = kAhead ? sum_of(part(k, 0)) : 0.f;
 #pragma unroll 1
-    for (int first = 0; first < quads; first += kAtOnce) {
+    for (int first = kAhead; first < quads; first += kAtOnce) {
       float4 p[kAtOnce][K] = {};
 #pragma unroll
       for (int q = 0; q < kAtOnce; ++q)
@@ -35,7 +38,7 @@ struct Each {
 #pragma unroll
       for (int q = 0; q < kAtOnce; ++q)
 #pragma unroll
-        for (int k = 0; k < K; ++k) v[k] += (p[q][k].x + p[q][k].y) + (p[q][k].z + p[q][k].w);
+        for (int k = 0; k < K; ++k) v[k] += sum_of(p[q][k]);
     }
   }
   static __device__ __forceinline__ float total(const float (&v)[1]) { return v[0]; }
@@ -87,10 +90,13 @@ struct Lanes {
   static constexpr int warps(int) { return 1; }  // of a row, at most
   struct Shared {};
 
-  __device__ __forceinline__ Lanes(Shared&, int) {}
+  const int slot_;
+
+  __device__ __forceinline__ Lanes(Shared&, int)
+      : slot_(T == kWarp ? agreed(threadIdx.x / T) : int(threadIdx.x / T)) {}
   __device__ __forceinline__ int size() const { return T; }
   __device__ __forceinline__ int lane() const { return threadIdx.x % T; }
-  __device__ __forceinline__ int slot() const { return threadIdx.x / T; }
+  __device__ __forceinline__ int slot() const { return slot_; }
   __device__ __forceinline__ void open() const {}
   __device__ __forceinline__ void close() const {}
 
@@ -119,7 +125,7 @@ struct Group {
   const int threads, slot_, quads;
   int parity = 0;
 
-  __device__ __forceinline__ Group(Shared& s, int threads) : Group(s, threads, threadIdx.x / threads) {}
+  __device__ __forceinline__ Group(Shared& s, int threads) : Group(s, threads, agreed(threadIdx.x / threads)) {}
   __device__ __forceinline__ Group(Shared& s, int threads, int slot)
       : shared(s), threads(threads), slot_(slot), quads(ceil_div(threads / kWarp, 4)) {}
   __device__ __forceinline__ int size() const { return threads; }
