@@ -17,8 +17,8 @@ T from_lane(T value, int lane) {
   return T(other);
 }
 inline float __shfl_xor_sync(unsigned, float value, int mask) { return from_lane(value, current % 32 ^ mask); }
-inline float __shfl_sync(unsigned, float value, int lane) { return from_lane(value, lane); }
-inline int __shfl_sync(unsigned, int value, int lane) { return from_lane(value, lane); }
+template <class T>
+T __shfl_sync(unsigned, T value, int lane) { return from_lane(value, lane); }
 inline void __syncwarp() { sync_warp(); }
 
 inline float __fadd_rn(float a, float b) { return a + b; }
