@@ -12,7 +12,7 @@ from reference.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer,
 # Threads of an SM for current scaling along rows, by bytes of an element of x: as many as registers allow without
 # spills. Checked by compiling.
 CURRENT_THREADS = {2: 1024, 4: 512}
-KEPT_SHARE = 0.56  # of an SM's shared memory, for rows between two passes: all that is on its way needs room in the L1
+KEPT_SHARE = 0.56  # of an SM's shared memory, for rows between two passes; with more, what the L1 loses costs more
 MOST_BYTES_HELD = 128  # of x in one thread's registers
 SLAB_ROWS = 32  # kSlabRows
 SLAB_WARPS = 8

@@ -113,7 +113,7 @@ class Plan:
 class ForwardMap:
     """How rows lie over CTAs in forward: `slots` rows in a CTA of `block` threads, which are at most `limit`."""
 
-    elements: str
+    held: str
     scope: str
     fill: str
     rows: RowMap
@@ -123,8 +123,8 @@ class ForwardMap:
 
     @property
     def types(self) -> str:
-        """The kernels' first template arguments: `elements` of a thread, scope, fill and limit."""
-        return f"{self.elements}, {self.scope}, {self.fill}, {self.limit}"
+        """The kernels' first template arguments: `held`, what a thread has of which norm and types, and the others."""
+        return f"{self.held}, {self.scope}, {self.fill}, {self.limit}"
 
 
 def forward_map(problem: Problem, chip: Chip) -> ForwardMap | None:
@@ -143,9 +143,9 @@ def forward_map(problem: Problem, chip: Chip) -> ForwardMap | None:
     scope = "Block" if rows.scope == "Group" else rows.scope
     slots = max(1, 128 // rows.threads) if rows.threads <= 32 else 1
     limit = next(size for size in (128, 256, 512, 1024) if size >= slots * rows.threads)
-    elements = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}, {rows.elements // problem.vector}"
+    held = f"{problem.norm}, {problem.x}, {problem.gain}, {problem.vector}, {rows.elements // problem.vector}"
     fill = rows.fill(problem.cols, problem.vector)
-    return ForwardMap(elements, scope, fill, rows, slots, slots * rows.threads, limit)
+    return ForwardMap(held, scope, fill, rows, slots, slots * rows.threads, limit)
 
 
 def norm_forward(problem: Problem, chip: Chip, sm_margin: int = 0) -> Plan:
